@@ -1,0 +1,1 @@
+"""The patch farm: evidence for patched vLLM trees, one Ray actor per card."""

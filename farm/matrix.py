@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""The entry point: load → preflight → plan → dispatch → report → exit code.
+
+    farm matrix configs/matrix/premerge.yaml
+    ray job submit --working-dir . -- farm/matrix.py configs/matrix/premerge.yaml
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # run by path: this folder must not shadow other modules, its parent holds the packages
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import platformdirs
+from rich.console import Console
+
+from farm import config, dispatch, plan
+from farm.bench import Card
+from farm.errors import EnvironmentBuildError, UsageError
+from farm.evidence import RunInfo, covered_s
+from farm.lifeline import processes_of_run
+from farm.pins import Pin, PinStore
+from farm.records import SCHEMA_VERSION, Outcome, Verdict, exit_code, utc_now
+from farm.report.live import Progress
+from farm.report.terminal import render_terminal
+from farm.series import Series, load_series, require_gnu_patch, series_directory
+from farm.store import Store
+from farm.trees import TreeStore
+from farm.worker import default_cache
+
+USAGE_EXIT, INTERRUPTED_EXIT = 3, 130
+GONE_S = 9.0  # how long our processes may take to end after an interrupt
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked on the command line."""
+
+    config: Path
+    only: tuple[str, ...] = ()
+    results: str | None = None
+    resume: str | None = None
+    address: str | None = None
+
+
+def default_results() -> str:
+    """FARM_RESULTS, or the user's data directory."""
+    return os.environ.get("FARM_RESULTS") or str(Path(platformdirs.user_data_dir("patch-farm")) / "results")
+
+
+def main(request: Request, console: Console) -> int:
+    """Run a matrix; the return value is the exit code."""
+    began = time.monotonic()
+    try:
+        loaded = config.load(request.config, request.only)
+        store = Store.open(request.results or default_results())
+        series = preflight(loaded, console)
+        cells = plan.cells(loaded, series, read_tests(loaded.series_root))
+        run, done = _run_id(loaded.matrix.name, request.resume, store, cells)
+    except UsageError as error:
+        console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return USAGE_EXIT
+    except EnvironmentBuildError as error:
+        console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return exit_code([error.verdict])
+    info = RunInfo(run, *project_state())
+    return _Run(request, loaded, store, info, console, began).execute([c for c in cells if c.id not in done], done)
+
+
+def preflight(loaded: config.Loaded, console: Console) -> dict[str, Series]:
+    """All that can be known wrong before a card is touched: {pin name: its series}.
+
+    The pristine package of each pin is fetched (its environment is not yet),
+    and every series is applied to it once.
+    Raises UsageError (series, patch, pin, GNU patch), EnvironmentBuildError (network).
+    """
+    require_gnu_patch()
+    cache = default_cache()
+    pins, trees = PinStore(cache), TreeStore(cache)
+    wanted = {pin for cell in loaded.cells for pin in (cell.config.pins or loaded.matrix.pins)}
+    series: dict[str, Series] = {
+        name: load_series(series_directory(loaded.series_root, loaded.pins[name].version)) for name in sorted(wanted)
+    }
+    for name, one in series.items():
+        pristine = pins.pristine(
+            Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name]),
+            lambda text: console.print(f"{datetime.now():%H:%M:%S} [preflight] {text}", highlight=False, markup=False))
+        trees.build(pristine, one.patches)
+    return series
+
+
+def read_tests(series_root: Path) -> dict[str, bytes]:
+    """The regression tests beside a series (`tests/`), by path relative to that folder."""
+    root = series_root / "tests"
+    return {str(f.relative_to(root)): f.read_bytes() for f in sorted(root.rglob("*")) if f.is_file()
+            and "__pycache__" not in f.parts}
+
+
+def project_state() -> tuple[str | None, bool | None]:
+    """(commit, dirty) of the project that the command runs in; None where git does not know it."""
+
+    def git(*args: str) -> str | None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=True)
+            return done.stdout.strip()
+        return None
+
+    commit = git("rev-parse", "HEAD")
+    status = git("status", "--porcelain") if commit else None
+    return commit, None if status is None else bool(status)
+
+
+class _Run:
+    """One execution: opens its row in `runs`, dispatches, and closes the row whatever happens."""
+
+    def __init__(self, request: Request, loaded: config.Loaded, store: Store, info: RunInfo, console: Console,
+                 began: float) -> None:
+        self._request, self._loaded, self._store, self._info = request, loaded, store, info
+        self._console, self._began, self._opened = console, began, utc_now()
+
+    def execute(self, cells: Sequence[plan.Cell], done: Mapping[str, Verdict]) -> int:
+        self._console.print(f"run {self._info.run}: {len(cells)} cells, results in {self._store.root}", highlight=False,
+                            soft_wrap=True)
+        self._write("running", None, len(cells))
+        watcher = Progress(self._console)
+        try:
+            with _interruptible(), _closing(watcher):
+                outcomes = self._dispatch(cells, watcher)
+        except KeyboardInterrupt:
+            return self._interrupted(len(cells))
+        code = exit_code([*(o.verdict for o in outcomes.values()), *done.values()])
+        self._write("finished", code, len(cells))
+        self._store.compact(self._info.run)
+        render_terminal(self._store, self._info.run, self._console)
+        return code
+
+    def _dispatch(self, cells: Sequence[plan.Cell], watcher: Progress) -> dict[str, Outcome]:
+        matrix = self._loaded.matrix
+        with dispatch.attached(self._request.address), _interruptible():
+
+            def opened(cards: Sequence[Card]) -> None:
+                watcher.start([cell.id for cell in cells])
+                for card in cards:
+                    watcher.event(card.name, "-", f"ready on {card.host} ({card.uuid})")
+
+            return dispatch.run_cells(cells, self._info, self._store, watcher, cpu_slots=matrix.cards.cpu_slots,
+                                      attempts=matrix.attempts, cache=os.environ.get("FARM_CACHE"), opened=opened)
+
+    def _interrupted(self, cells: int) -> int:
+        left = _wait_gone(self._info.run)
+        self._write("interrupted", INTERRUPTED_EXIT, cells)
+        self._console.print(
+            f"interrupted; finished cells are in {self._store.root}. Go on with: farm matrix {self._request.config} "
+            f"--resume {self._info.run}", highlight=False, soft_wrap=True)
+        if left:
+            self._console.print(f"still running and ours: processes {', '.join(map(str, left))}", style="red")
+        return INTERRUPTED_EXIT
+
+    def _write(self, status: str, code: int | None, cells: int) -> None:
+        spans = [(s["started_utc"], s["ended_utc"]) for row in self._store.read("cells", self._info.run).to_pylist()
+                 for s in row["spans"] or []]
+        self._store.commit_run(self._info.run, {
+            "schema_version": SCHEMA_VERSION, "run": self._info.run, "cell": "", "attempt": 0,
+            "started_utc": self._opened, "ended_utc": None if code is None else utc_now(),
+            "project_commit": self._info.project_commit, "project_dirty": self._info.project_dirty,
+            "name": self._loaded.matrix.name, "status": status, "exit_code": code, "command": list(sys.argv),
+            "config": self._loaded.source.path.read_text(encoding="utf-8"), "cells": cells,
+            "wall_s": time.monotonic() - self._began, "vllm_s": covered_s(spans),
+        })
+
+
+def _run_id(name: str, resume: str | None, store: Store, cells: Sequence[plan.Cell]) -> tuple[str, dict[str, Verdict]]:
+    """A new run's id, or the resumed one's with the final verdicts that it has already."""
+    if resume is None:
+        return f"{name}-{utc_now():%Y%m%dT%H%M%S}-{secrets.token_hex(2)}", {}
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", resume) or resume not in store.runs():
+        raise UsageError(f"--resume {resume}: no such run in {store.root}; see: farm runs")
+    final = {row["cell"]: Verdict(row["verdict"]) for row in store.read("cells", resume).to_pylist() if row["final"]}
+    if strange := sorted(set(final) - {cell.id for cell in cells}):
+        raise UsageError(
+            f"--resume {resume}: the configuration or a patch has changed since, cell {strange[0]} is not in this matrix "
+            "any more; start a new run")
+    return resume, final
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM (`ray job stop`) ends a run as Ctrl-C does.  Ray sets its own handler in between: entered twice."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _closing(watcher: Progress) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        watcher.close()
+
+
+def _wait_gone(run: str) -> list[int]:
+    """Wait until nothing that carries the run's mark is left on this machine; the pids that are left after all."""
+    deadline = time.monotonic() + GONE_S
+    while (left := processes_of_run(run)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def cli(parse: Callable[[], Request]) -> None:
+    raise SystemExit(main(parse(), Console()))
+
+
+if __name__ == "__main__":
+    from farm.cli import matrix_entry
+
+    matrix_entry()
