@@ -205,7 +205,10 @@ class Bench(Protocol):
     cell: str
 
     def serve(self, slot: BootSlot) -> AbstractContextManager[Server]:
-        """Boot a healthy server of the slot's arm.  Raises BootFailure, RefusedConfig."""
+        """Boot a healthy server of the slot's arm.  The bench itself writes the boot's row, whatever happens.
+
+        Raises BootFailure, RefusedConfig.
+        """
 
     def pytest(self, arm: str, suite: Suite) -> TestRun:
         """Run a suite in the arm's tree.  Raises TestProcessLost, InvalidMeasurement (wrong tree)."""
@@ -222,11 +225,17 @@ class Bench(Protocol):
     def prompt(self, tokens: int, *, salt: str) -> Prompt:
         """A deterministic prompt, the same for the same salt, sharing no block with another salt's."""
 
-    def boot_row(self, slot: BootSlot, server: Server) -> Tagged:
-        """The row of a boot that served to its end."""
-
     def progress(self, text: str) -> None:
         """A line for whoever watches: what is being done now."""
+
+
+def balanced_order(arms: Sequence[str], boots: int) -> list[BootSlot]:
+    """A B, then B A, and so on in turn: warmth and drift fall on both arms alike."""
+    slots: list[BootSlot] = []
+    for pair in range(boots):
+        turn = arms if pair % 2 == 0 else list(reversed(arms))
+        slots += [BootSlot(arm, pair, pair, len(slots) + place) for place, arm in enumerate(turn)]
+    return slots
 
 
 class Job(Protocol):
@@ -243,4 +252,5 @@ class Job(Protocol):
 __all__ = [
     "Arm", "Bench", "BootFacts", "BootRow", "BootSlot", "Card", "Event", "GaugeTrace", "Job", "Measurement", "Needs",
     "Outcome", "Prompt", "Reply", "Sample", "Sampling", "Server", "Suite", "Tagged", "TestRow", "TestRun",
+    "balanced_order",
 ]

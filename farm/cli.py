@@ -47,7 +47,7 @@ def report(
 
     if format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
-    store = Store.open(results or matrix.default_results())
+    store = Store.at(results or matrix.default_results())
     chosen = _run(store, run)
     if format == "terminal":
         terminal.render_terminal(store, chosen, Console())
@@ -62,7 +62,7 @@ def report(
 @app.command()
 def sql(query: str, results: Results = None) -> None:
     """Ask DuckDB: one view per table (runs, cells, boots, measurements, samples, tests, patches)."""
-    answer = Store.open(results or matrix.default_results()).sql(query)
+    answer = Store.at(results or matrix.default_results()).sql(query)
     table = Table(*answer.columns)
     for row in answer.rows:
         table.add_row(*(str(value) for value in row))
@@ -72,7 +72,7 @@ def sql(query: str, results: Results = None) -> None:
 @app.command()
 def runs(results: Results = None) -> None:
     """List the runs of a results root, oldest first."""
-    store = Store.open(results or matrix.default_results())
+    store = Store.at(results or matrix.default_results())
     table = Table("run", "status", "exit", "started", "wall s", "cells")
     for row in sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"]):
         table.add_row(row["run"], row["status"], str(row["exit_code"]), f"{row['started_utc']:%F %T}",

@@ -8,6 +8,8 @@ working directory, then in the project that holds this package.
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from farm.bench import Job, Needs
 from farm.errors import UsageError
 from farm.yamlfile import Frozen, YamlFile
 
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -147,6 +150,24 @@ def _strings(env: Any) -> Any:
     return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
 
 
+def _expand(profile: YamlFile) -> YamlFile:
+    """`${NAME}` in a profile is the variable NAME of the driver's environment.  Raises UsageError where it is unset."""
+
+    def walk(node: Any, loc: yamlfile.Loc) -> Any:
+        if isinstance(node, dict):
+            return {key: walk(value, (*loc, key)) for key, value in node.items()}
+        if isinstance(node, list):
+            return [walk(item, (*loc, index)) for index, item in enumerate(node)]
+        if not isinstance(node, str):
+            return node
+        for name in _VARIABLE.findall(node):
+            if name not in os.environ:
+                raise profile.error(f"the environment variable {name} is not set; say for instance: export {name}=/path", loc)
+        return _VARIABLE.sub(lambda match: os.environ[match[1]], node)
+
+    return YamlFile(profile.path, walk(profile.data, ()), profile.lines)
+
+
 @dataclass(frozen=True)
 class CellPlanConfig:
     """A cell's configuration with its job built and its profile found."""
@@ -216,7 +237,7 @@ def _cell(source: YamlFile, matrix: MatrixConfig, index: int, roots: list[Path])
     profile = None
     if cell.profile is not None:
         file = _find(roots, "profiles", cell.profile, source, (*at, "profile"))
-        profile = yamlfile.validate(yamlfile.read(file), ProfileConfig)
+        profile = yamlfile.validate(_expand(yamlfile.read(file)), ProfileConfig)
     elif getattr(kind, "serves", False):
         raise source.error(f"job {cell.job!r} serves a model: give it a profile", at)
     return CellPlanConfig(cell, job, profile, options)

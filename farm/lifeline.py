@@ -24,6 +24,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -36,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MARK = "FARM_LIFELINE"  # environment variable: every process of one tree carries the same value
+RUN_MARK, CELL_MARK = "FARM_RUN", "FARM_CELL"  # set by the caller; the supervisor carries them too
 GRACE_S = 5.0  # from TERM to KILL where the caller gave no other
 STUBBORN_S = 10.0  # after KILL, how long to wait for the kernel before a process counts as left
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -75,9 +77,9 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def marked(value: str) -> list[int]:
-    """Processes whose environment carries this value of MARK: the way to find a tree whose supervisor died."""
-    wanted = f"{MARK}={value}".encode()
+def carrying(name: str, value: str) -> list[int]:
+    """Other processes that were started with this environment variable, those that are ending left out."""
+    wanted = f"{name}={value}".encode()
     found = []
     for pid in _parents():
         with contextlib.suppress(OSError):
@@ -86,9 +88,14 @@ def marked(value: str) -> list[int]:
     return found
 
 
+def processes_of_run(run: str) -> list[int]:
+    """Everything on this machine that was started for a run: supervisors, servers, tests, and their children."""
+    return carrying(RUN_MARK, run)
+
+
 def _signal_all(pids: Sequence[int], number: int) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -119,15 +126,18 @@ class Supervised:
 
     @classmethod
     def start(cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | Path, stdout_path: str | Path,
-              stderr_path: str | Path | None = None, stdin_path: str | Path | None = None) -> Supervised:
+              stderr_path: str | Path | None = None, stdin_path: str | Path | None = None,
+              cores: Sequence[int] = ()) -> Supervised:
         """Start `argv` with exactly `env` (plus MARK) and return once it runs.
 
         Output is appended to `stdout_path`; stderr goes there too unless it has a path of its own.
-        stdin is empty unless it has a path.  Raises OSError where the command cannot be started.
+        stdin is empty unless it has a path.  `cores` limits the tree to these CPUs.  Core dumps are
+        off.  Raises OSError where the command cannot be started.
         """
         ours, theirs = socket.socketpair()
         mark = uuid.uuid4().hex
         needed = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        needed |= {name: env[name] for name in (RUN_MARK, CELL_MARK) if name in env}
         with theirs:
             shim = subprocess.Popen(
                 [sys.executable, "-I", "-S", os.path.abspath(__file__), str(theirs.fileno())],
@@ -135,7 +145,7 @@ class Supervised:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         child = cls(shim, ours, mark, argv)
-        order = {"argv": [str(a) for a in argv], "env": {**env, MARK: mark}, "cwd": str(cwd),
+        order = {"argv": [str(a) for a in argv], "env": {**env, MARK: mark}, "cwd": str(cwd), "cores": list(cores),
                  "stdout": str(stdout_path), "stderr": None if stderr_path is None else str(stderr_path),
                  "stdin": None if stdin_path is None else str(stdin_path)}
         ours.sendall(json.dumps(order).encode() + b"\n")
@@ -223,13 +233,21 @@ class Supervised:
     def _sweep(self) -> list[int]:
         """The supervisor is gone without a word: kill what carries the mark."""
         deadline = time.monotonic() + STUBBORN_S
-        while (pids := marked(self.mark)) and time.monotonic() < deadline:
+        while (pids := carrying(MARK, self.mark)) and time.monotonic() < deadline:
             _signal_all(pids, signal.SIGKILL)
             time.sleep(0.05)
         return pids
 
 
 # --- the supervisor's side ------------------------------------------------------------------
+
+
+def _enter_child(libc: ctypes.CDLL, cores: Sequence[int]) -> None:
+    """Runs between fork and exec; the supervisor has one thread, so Python is safe there."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a server that aborts would write its whole memory
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 class _Supervisor:
@@ -252,7 +270,7 @@ class _Supervisor:
             source = files.enter_context(open(order["stdin"] or os.devnull, "rb"))
             self.child = subprocess.Popen(
                 order["argv"], env=order["env"], cwd=order["cwd"], stdin=source, stdout=out, stderr=err,
-                start_new_session=True, preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                start_new_session=True, preexec_fn=lambda: _enter_child(libc, order["cores"]),
             ).pid
 
     def reap(self) -> None:
@@ -321,7 +339,7 @@ def _supervise(fd: int) -> None:
         return  # the caller died before it had ordered anything
     try:
         supervisor.start(json.loads(order), libc)
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         supervisor.tell(failed=str(error))
         return
     supervisor.tell(pid=supervisor.child, supervisor=os.getpid())

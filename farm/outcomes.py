@@ -74,7 +74,9 @@ def outcomes(events: Sequence[Event], suite: Suite, root: Path, end: End) -> lis
         else:
             state = "was running" if nodeid in begun else "had not begun"
             rows.append(_row(suite, nodeid, "missing", None, f"pytest {end.words(suite)}; this test {state}"))
-    return rows + _unmet(suite, rows, session_over, end)
+    kinds = {e["event"] for e in events}
+    died = end.status is not None and "collected" not in kinds and (not session_over or "down" in kinds)
+    return rows + _unmet(suite, rows, died, end)
 
 
 def _outcome(phases: Sequence[Event]) -> str:
@@ -104,13 +106,13 @@ def _uncollected(events: Sequence[Event], suite: Suite, root: Path) -> Iterable[
     return rows.values()
 
 
-def _unmet(suite: Suite, rows: Sequence[TestRow], session_over: bool, end: End) -> list[TestRow]:
-    """Selected entries with no row at all: a selection is a promise too."""
+def _unmet(suite: Suite, rows: Sequence[TestRow], died: bool, end: End) -> list[TestRow]:
+    """Selected entries with no row at all: a selection is a promise too.  `died`: a process did, while collecting."""
     unmet = []
     for entry in suite.select or (".",):
         if any(covers(entry, row.nodeid) or _covers_file(row.nodeid, entry) for row in rows):
             continue
-        if not rows and not session_over and end.status is not None:
+        if died:
             unmet.append(_row(suite, entry, "crashed", None, f"pytest {end.words(suite)} while collecting\n{end.tail}"))
         else:
             unmet.append(_row(suite, entry, "missing", None, f"selected, and not collected; pytest {end.words(suite)}"))
@@ -135,8 +137,12 @@ def _died(suite: Suite, nodeid: str, ran_s: float, message: str | None, end: End
 
 
 def _row(suite: Suite, nodeid: str, outcome: str, duration_s: float | None, message: str | None) -> TestRow:
-    clean = [s.encode("utf-8", "replace").decode("utf-8") if s else s for s in (nodeid, message)]  # lone surrogates
-    return TestRow(suite.name, clean[0], outcome, duration_s, clean[1])
+    return TestRow(suite.name, _utf8(nodeid), outcome, duration_s, message and _utf8(message))
+
+
+def _utf8(text: str) -> str:
+    """Lone surrogates escaped: no table could hold them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def progress_text(suite: Suite, events: Sequence[Event]) -> str:

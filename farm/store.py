@@ -227,14 +227,14 @@ class Store:
         """Run a query over the views.  Raises UsageError with DuckDB's own words."""
         paths = self._sound()
         for _ in range(TRIES):
-            with self._connect(paths) as connection:
-                try:
+            try:
+                with self._connect(paths) as connection:
                     cursor = connection.execute(query)
                     return QueryResult(tuple(d[0] for d in cursor.description or ()), tuple(cursor.fetchall()))
-                except duckdb.Error as error:
-                    before, paths = paths, self._sound()
-                    if paths == before:  # else a compaction took a file away under the query
-                        raise UsageError(f"{error}\nTables: {', '.join(TABLES)}; columns: describe cells") from error
+            except (duckdb.Error, FileNotFoundError) as error:
+                before, paths = paths, self._sound()
+                if paths == before:  # else a compaction took a file away under the query
+                    raise UsageError(f"{error}\nTables: {', '.join(TABLES)}; columns: describe cells") from error
         raise FarmError(f"{self.root} changed {TRIES} times during one query; run it again later")
 
     def _sound(self) -> dict[str, list[str]]:

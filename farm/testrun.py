@@ -82,8 +82,8 @@ def run_suite(spec: TestRunSpec, progress: Callable[[str], None]) -> TestRun:
     _refuse_lost(suite, events, end)
     _refuse_wrong_tree(spec, events)
     rows = outcomes(events, suite, root, end)
-    ended = [e for e in events if e["event"] == "end"]
-    complete = bool(ended) and status is not None and not any(r.outcome == "missing" for r in rows)
+    whole = {"collected", "end"} <= {e["event"] for e in events}
+    complete = whole and status is not None and not any(r.outcome == "missing" for r in rows)
     note = None
     if not complete or status > 1:
         note = f"pytest {end.words(suite)}; its last lines:\n{tail}"
@@ -227,9 +227,7 @@ def _watch(child: Supervised, suite: Suite, events_path: Path, progress: Callabl
 
 def _refuse_lost(suite: Suite, events: Sequence[Event], end: End) -> None:
     kinds = {e["event"] for e in events}
-    if "start" in kinds and (end.status != USAGE_ERROR or kinds & {"collected", "uncollected"}):
-        return
-    if "conftest" in kinds:
+    if "conftest" in kinds or ("start" in kinds and end.status != USAGE_ERROR):
         return
     raise TestProcessLost(f"suite {suite.name}: pytest {end.words(suite)} before its session; does the pin's "
                           f"environment have pytest, pytest-xdist and pytest-timeout? Its last lines:\n{end.tail}")

@@ -78,7 +78,7 @@ class Prefill:
             with bench.serve(slot) as server:
                 if first is None:
                     first = (slot, server.facts)
-                yield from self._check_boot(bench, first, slot, server)
+                self._check_boot(first, slot, server)
                 self._warm_up(bench, server)
                 for tokens, prompt in prompts.items():
                     bench.progress(f"{slot.arm} boot {slot.boot}: prefill of {tokens} tokens")
@@ -87,11 +87,9 @@ class Prefill:
                     self._check_reply(slot, prompt, reply, trace)
                     values["kv_peak", tokens][slot.arm].append(trace.peak)
                     values["ttft", tokens][slot.arm].append(reply.ttft_s)
-            yield bench.boot_row(slot, server)
         yield self._judge(arms, values)
 
-    def _check_boot(self, bench: Bench, first: tuple[BootSlot, BootFacts], slot: BootSlot,
-                    server: Server) -> Iterator[Event]:
+    def _check_boot(self, first: tuple[BootSlot, BootFacts], slot: BootSlot, server: Server) -> None:
         """Pools must be equal: a ratio of two different pools compares nothing."""
         reference, facts = first[1], server.facts
         differs = [
@@ -99,8 +97,6 @@ class Prefill:
             f"{getattr(facts, what)} on {slot.arm} boot {slot.boot}"
             for what in ("pool_tokens", "block_size") if getattr(reference, what) != getattr(facts, what)
         ]
-        if facts.pool_tokens is None or differs:
-            yield bench.boot_row(slot, server)
         if facts.pool_tokens is None:
             raise InvalidMeasurement(
                 f"{slot.arm} boot {slot.boot} did not say its pool's size, so pools cannot be compared; see the boot's gaps",

@@ -197,6 +197,8 @@ def test_a_full_disk_says_what_to_do(store, monkeypatch):
 def test_an_object_store_takes_the_same_files():
     fs, _ = pafs.FileSystem.from_uri("mock:///")
     store = Store("mock://root", Dataset(fs, "root"))
+    for table in ("runs", "cells", "measurements"):  # an object store needs none; this stand-in does
+        fs.create_dir(f"root/table={table}/run={RUN}")
     commit(store, "c")
     commit(store, "d")
     store.commit_run(RUN, {"status": "done"})
@@ -341,7 +343,7 @@ def test_an_older_file_reads_with_nulls_for_columns_it_lacks(store):
 # --- compaction -----------------------------------------------------------------------------
 
 
-def fill(store, cells=4):
+def fill(store, cells=3):
     for i in range(cells):
         commit(store, f"c{i}", values=(float(i), i + 0.5), samples=[(0.0, float(i))])
     return sorted(v for i in range(cells) for v in (float(i), i + 0.5))
@@ -362,7 +364,7 @@ def test_a_resumed_run_is_compacted_again(store):
     assert values(store) == [*expected, 99.0]
     store.compact(RUN)
     assert names(store) == ["compacted.2.parquet"] and values(store) == [*expected, 99.0]
-    assert ("late", 0) in store.committed(RUN) and len(store.committed(RUN)) == 5
+    assert ("late", 0) in store.committed(RUN) and len(store.committed(RUN)) == 4
     store.compact(RUN)
     assert names(store) == ["compacted.2.parquet"]
 
@@ -447,7 +449,7 @@ def test_a_second_compactor_that_comes_late_loses_nothing(store, monkeypatch):
 
     monkeypatch.setattr(Dataset, "put_new", overtaken)
     store.compact(RUN)
-    assert raced and values(store) == [*expected, 99.0] and len(store.committed(RUN)) == 5
+    assert raced and values(store) == [*expected, 99.0] and len(store.committed(RUN)) == 4
 
 
 def test_a_reader_overtaken_by_a_compaction_starts_over(store, monkeypatch):
@@ -479,7 +481,7 @@ def test_a_query_overtaken_by_a_compaction_starts_over(store, monkeypatch):
 
 
 def test_readers_beside_a_writer_and_a_compactor_see_whole_attempts_once(store):
-    cells, ended, torn = 60, threading.Event(), []
+    cells, ended, torn = 21, threading.Event(), []
 
     def write():
         for i in range(cells):
@@ -538,7 +540,7 @@ def test_an_empty_root_has_all_tables(store):
 def test_sql_gives_columns_and_python_values(store):
     commit(store, "c", values=(0.5,))
     store.commit_run(RUN, {"status": "done", "exit_code": 0})
-    result = store.sql("select c.run, verdict, value, env['VLLM_X'] as x, status, m.started_utc < now() as past "
+    result = store.sql("select c.run, verdict, value, m.env['VLLM_X'] as x, status, m.started_utc < now() as past "
                        "from cells c join measurements m using (cell, attempt) join runs r on r.run = c.run")
     assert result.columns == ("run", "verdict", "value", "x", "status", "past")
     assert result.rows == ((RUN, "PASS", 0.5, "1", "done", True),)
@@ -564,7 +566,8 @@ def test_connect_serves_several_queries(store):
 def test_plain_duckdb_reads_the_same_files(store):
     expected = fill(store, 3)
     for _ in ("as committed", "compacted"):
-        found = duckdb.sql(f"select value from '{store.files.base}/table=measurements/*/*.parquet' order by 1").fetchall()
+        pattern = f"{store.files.base}/table=measurements/*/*.parquet"
+        found = duckdb.sql(f"select value from '{pattern}' order by 1").fetchall()
         assert [v for (v,) in found] == expected
         store.compact(RUN)
 

@@ -12,6 +12,7 @@ processes do not mix and everything written survives whatever ends a process:
     begin         nodeid                                  a test starts
     phase         nodeid, when, outcome, xfail, timeout, duration, message
     crash         nodeid, message                         xdist: the process that ran the test died
+    down          message                                 xdist: a process died, running a test or collecting
     vllm          path                                    each process that imported vllm: from where
     end           exitstatus                              the session came to its end
 
@@ -101,6 +102,11 @@ class _Controller:
         self.crashed.add(crashitem)
         self.events.write("crash", nodeid=crashitem, message=_message(report))
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, error):
+        if error:
+            self.events.write("down", message=str(error)[:MESSAGE_CHARS])
+
     def pytest_runtest_logreport(self, report):
         if report.nodeid in self.crashed and report.when not in ("setup", "call", "teardown"):
             return  # the report that xdist makes up for a crash
@@ -147,6 +153,12 @@ class _Runner:
             faulthandler.cancel_dump_traceback_later()
         self.tell_vllm()
 
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_report_to_serializable(self):
+        outcome = yield
+        if outcome.excinfo is None:
+            outcome.force_result(_clean(outcome.get_result()))
+
     def pytest_sessionfinish(self):
         self.tell_vllm()
 
@@ -171,20 +183,33 @@ def _names(nodeid):
     yield "."
 
 
+def _clean(data):
+    """Without lone surrogates, which xdist cannot send: it would lose the report and the worker with it."""
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(data, dict):
+        return {_clean(key): _clean(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)([_clean(value) for value in data])
+    return data
+
+
 def _is_timeout(report):
     crash = getattr(report.longrepr, "reprcrash", None)
     return bool(re.match(r"(Failed: )?Timeout \(?>", getattr(crash, "message", "")))
 
 
 def _message(report):
-    """The lines that pytest marks with E, or what else it says, cut to MESSAGE_CHARS characters."""
+    """The lines that pytest marks with E, or what else it says, cut to MESSAGE_CHARS characters; None if it passed."""
+    if hasattr(report, "wasxfail") and not report.failed:
+        return str(report.wasxfail)[:MESSAGE_CHARS] or None
+    if report.passed:  # xdist would add the worker's name here
+        return None
     if isinstance(report.longrepr, tuple):  # a skip: path, line, reason
         return str(report.longrepr[2])[:MESSAGE_CHARS]
     text = report.longreprtext
     marked = [line for line in text.splitlines() if re.match(r"E\s", line)]
     text = "\n".join(marked) if marked else text.strip()
-    if getattr(report, "wasxfail", ""):
-        text = text or str(report.wasxfail)
     if len(text) > MESSAGE_CHARS:
         text = text[:MESSAGE_CHARS - 400] + "\n[…]\n" + text[-390:]
     return text or None

@@ -19,6 +19,7 @@ fullest Mamba group's table) around each call of `remove_skipped_blocks`; or
 not know.  All else goes to stderr.  Known: 0.28.0 to 0.30.0.
 """
 
+import importlib
 import inspect
 import json
 import os
@@ -41,8 +42,9 @@ class ModelFacts:
         self.max_model_len = max_model_len
         self.skip_tokenizer_init = True
         self.multimodal_config = None
-        for name in ("is_encoder_decoder", "is_diffusion", "is_multimodal_model", "uses_mrope", "uses_xdrope",
-                     "enable_return_routed_experts", "return_sampling_mask"):
+        self.runner_type = "generate"
+        for name in ("is_encoder_decoder", "is_diffusion", "is_multimodal_model", "supports_multimodal_inputs",
+                     "uses_mrope", "uses_xdrope", "enable_return_routed_experts", "return_sampling_mask"):
             setattr(self, name, False)
 
     def __getattr__(self, name):
@@ -63,25 +65,33 @@ def build(factory, **given):
 
 
 class Api:
-    """The names that the driver uses, looked up once."""
+    """The vLLM names that the driver uses, looked up once."""
+
+    NAMES = {
+        "vllm.config": ("CacheConfig", "DeviceConfig", "SchedulerConfig", "SpeculativeConfig", "VllmConfig"),
+        "vllm.sampling_params": ("SamplingParams",),
+        "vllm.utils.hashing": ("sha256",),
+        "vllm.v1.core.kv_cache_utils": ("get_request_block_hasher", "init_none_hash", "resolve_kv_cache_block_sizes"),
+        "vllm.v1.core.sched.async_scheduler": ("AsyncScheduler",),
+        "vllm.v1.core.sched.scheduler": ("Scheduler",),
+        "vllm.v1.core.single_type_kv_cache_manager": ("register_all_kvcache_specs",),
+        "vllm.v1.kv_cache_interface": ("FullAttentionSpec", "KVCacheConfig", "KVCacheGroupSpec", "MambaSpec"),
+        "vllm.v1.outputs": ("DraftTokenIds", "ModelRunnerOutput"),
+        "vllm.v1.request": ("Request",),
+        "vllm.v1.structured_output": ("StructuredOutputManager",),
+    }
 
     def __init__(self):
-        try:
-            from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
-            from vllm.sampling_params import SamplingParams
-            from vllm.utils.hashing import sha256
-            from vllm.v1.core import kv_cache_utils
-            from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-            from vllm.v1.core.sched.scheduler import Scheduler
-            from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-            from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
-            from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-            from vllm.v1.request import Request
-            from vllm.v1.structured_output import StructuredOutputManager
-        except ImportError as error:
-            raise UnknownApi(f"import: {error}") from error
-        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
-        self.kv_cache_utils.init_none_hash(sha256)
+        for module, names in self.NAMES.items():
+            try:
+                loaded = importlib.import_module(module)
+            except ImportError as error:
+                raise UnknownApi(f"import {module}: {error}") from error
+            for name in names:
+                if not hasattr(loaded, name):
+                    raise UnknownApi(f"{module} has no {name}")
+                setattr(self, name, getattr(loaded, name))
+        self.init_none_hash(self.sha256)
 
 
 def vllm_config(api, case, max_model_len):
@@ -129,7 +139,7 @@ def scheduler_of(api, case, prompt_tokens):
     kv = kv_config(api, case, max_model_len)
     config.cache_config.num_gpu_blocks = kv.num_blocks
     api.register_all_kvcache_specs(config)
-    block_size, hash_block_size = api.kv_cache_utils.resolve_kv_cache_block_sizes(kv, config)
+    block_size, hash_block_size = api.resolve_kv_cache_block_sizes(kv, config)
     kind = api.AsyncScheduler if case["lag"] else api.Scheduler
     scheduler = build(kind, vllm_config=config, kv_cache_config=kv,
                       structured_output_manager=api.StructuredOutputManager(config), block_size=block_size,
@@ -179,7 +189,7 @@ def reply(api, output, request):
 def replay(api, case, prompt_tokens):
     """One prompt on a fresh scheduler: its row."""
     scheduler, hash_block_size = scheduler_of(api, case, prompt_tokens)
-    hasher = api.kv_cache_utils.get_request_block_hasher(hash_block_size, api.sha256)
+    hasher = api.get_request_block_hasher(hash_block_size, api.sha256)
     params = build(api.SamplingParams, max_tokens=1 + DECODE_STEPS, ignore_eos=True)
     request = build(api.Request, request_id=REQUEST, prompt_token_ids=list(range(prompt_tokens)),
                     sampling_params=params, pooling_params=None, block_hasher=hasher)

@@ -1,0 +1,114 @@
+"""A run as a comment on a pull request: conditions first, then verdicts, figures, tests and what is unproven."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from farm.report.suites import SuiteView
+from farm.report.view import CellView, RunView, view
+from farm.stats import number
+from farm.store import Store
+
+MARKS = {"PASS": "✅", "FAIL": "❌", "INVALID": "⚠️", "ERROR": "💥", "SKIP": "⏭️"}
+NAMES = 25  # tests that a group lists: GitHub takes 65,536 characters a comment
+TAIL_CHARACTERS = 2000
+
+
+def markdown(store: Store, run: str) -> str:
+    """GitHub-flavoured Markdown.  Raises UsageError where the store has no such run."""
+    return "\n".join(_lines(view(store, run))) + "\n"
+
+
+def _lines(run: RunView) -> Iterable[str]:
+    yield f"## Patch farm: {run.summary}"
+    yield ""
+    facts = [f"run {_code(run.run)}", _text(run.status), "" if run.exit_code is None else f"exit code {run.exit_code}",
+             f"{run.started:%Y-%m-%d %H:%M} UTC" if run.started else "",
+             f"project {_code(run.project)}" if run.project else ""]
+    yield " · ".join(filter(None, facts))
+    yield ""
+    yield "### Conditions"
+    yield ""
+    for cells, told in _by_conditions(run.cells):
+        yield f"- {', '.join(_code(c) for c in cells)}"
+        yield from (f"  - {label}: {_text(value)}" for label, value in told)
+    yield from _section("Verdicts", _table(
+        ["cell", "card", "verdict", "reason", "seconds", "detail"],
+        [[_code(c.cell), _text(c.card), f"{MARKS.get(c.verdict, '')} {c.verdict}{'' if c.final else ', not final'}",
+          _text(c.reason), f"{c.wall_s:.1f}", _text(c.detail)] for c in run.cells]))
+    for cell in run.cells:
+        if cell.tail:
+            yield from _folded(f"{_code(cell.cell)}: last lines of the log", _fenced(cell.tail[-TAIL_CHARACTERS:]))
+    yield from _section("A/B, one value a boot", _table(
+        ["cell", "metric", "prompt tokens", "arm values", "in words"],
+        [[_code(c.cell), f"{_code(c.metric)} ({_text(c.unit)})", _text(c.length),
+          "; ".join(f"{_text(a.arm)} {', '.join(map(number, a.values))}" for a in c.arms), _text(c.words)]
+         for c in run.contrasts]) if run.contrasts else [])
+    yield from _section("Tests", [line for suite in run.suites for line in _suite(suite)])
+    yield from _section("Patches", _table(
+        ["pin", "patch", "applied", "files"],
+        [[_code(p.pin), _code(p.patch), p.words, ", ".join(map(_code, p.files))] for p in run.patches])
+        if run.patches else [])
+    yield from _section("Time", [run.times.words])
+    yield from _section("Unproven", [f"- {_text(line)}" for line in run.unproven])
+    yield from _section("Files skipped", [f"- {_text(line)}" for line in run.problems])
+
+
+def _by_conditions(cells: Sequence[CellView]) -> list[tuple[list[str], tuple[tuple[str, str], ...]]]:
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for cell in cells:
+        groups.setdefault(cell.conditions, []).append(cell.cell)
+    return [(names, told) for told, names in groups.items()]
+
+
+def _suite(suite: SuiteView) -> Iterable[str]:
+    counts = "; ".join(f"{_text(arm)} {counts}" for arm, counts in zip(suite.arms, suite.counts, strict=True))
+    yield f"- {_code(suite.cell)}, {_code(suite.suite)}: {suite.words or 'one arm alone'} ({counts})"
+    for name, tests in suite.groups:
+        if not tests:
+            continue
+        listed = [f"- {_code(t.nodeid)}{': ' + _text(t.message) if t.message else ''}" for t in tests[:NAMES]]
+        if len(tests) > NAMES:
+            listed.append(f"- and {len(tests) - NAMES} more, in table tests")
+        yield from _folded(f"{len(tests)} {name}", listed)
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterable[str]:
+    lines = list(lines)
+    if lines:
+        yield from ("", f"### {title}", "", *lines)
+
+
+def _folded(summary: str, lines: Iterable[str]) -> Iterable[str]:
+    yield from ("", f"<details><summary>{_html_code(summary)}</summary>", "", *lines, "", "</details>", "")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _text(value: str) -> str:
+    """Plain text, on one line, that Markdown and HTML leave alone."""
+    flat = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~@#])", lambda found: f"&#{ord(found[1])};", flat)
+
+
+def _code(value: str) -> str:
+    """A code span; the bar would end a table's cell even inside one."""
+    flat = " ".join(str(value).split())
+    if "|" in flat or "`" in flat:
+        return f"<code>{_text(flat)}</code>"
+    return f"`{flat}`" if flat else ""
+
+
+def _html_code(summary: str) -> str:
+    """Markdown is not read inside <summary>."""
+    return re.sub(r"`([^`]*)`", lambda found: f"<code>{_text(found[1])}</code>", summary)
+
+
+def _fenced(text: str) -> Iterable[str]:
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return [f"{fence}text", *text.splitlines(), fence]
