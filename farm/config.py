@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 import jobs
 from farm import yamlfile
@@ -61,12 +61,11 @@ class ModelConfig(Frozen):
     path: str | None = None
     vocab_size: int | None = None  # of a model by path, when its config.json does not say
 
-    @field_validator("path")
-    @classmethod
-    def _one_of(cls, path: str | None, info: Any) -> str | None:
-        if (path is None) == (info.data.get("tiny") is None):
+    @model_validator(mode="after")
+    def _one_of(self) -> ModelConfig:
+        if (self.path is None) == (self.tiny is None):
             raise ValueError("give exactly one of tiny and path")
-        return path
+        return self
 
 
 class ProfileConfig(Frozen):
@@ -276,5 +275,5 @@ def _loc_of_pin(matrix: MatrixConfig, name: str) -> yamlfile.Loc:
 
 def _unknown(kind: str, name: str, known: Any) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(sorted(known)) or 'none'}."

@@ -26,7 +26,7 @@ from farm.records import Reason
 
 PLUGIN = Path(__file__).parent / "inside" / "pytest_outcomes.py"
 TELL_EVERY_S = 2.0
-USAGE_ERROR = 4  # pytest's exit status
+PYTEST_FAILED = (3, 4)  # its exit statuses for an internal error and for wrong usage
 TAIL_LINES = 15
 TAIL_CHARS = 1500
 
@@ -227,9 +227,9 @@ def _watch(child: Supervised, suite: Suite, events_path: Path, progress: Callabl
 
 def _refuse_lost(suite: Suite, events: Sequence[Event], end: End) -> None:
     kinds = {e["event"] for e in events}
-    if "conftest" in kinds or ("start" in kinds and end.status != USAGE_ERROR):
+    if "conftest" in kinds or ("start" in kinds and (end.status not in PYTEST_FAILED or kinds & {"begin", "down"})):
         return
-    raise TestProcessLost(f"suite {suite.name}: pytest {end.words(suite)} before its session; does the pin's "
+    raise TestProcessLost(f"suite {suite.name}: pytest {end.words(suite)} before any test ran; does the pin's "
                           f"environment have pytest, pytest-xdist and pytest-timeout? Its last lines:\n{end.tail}")
 
 

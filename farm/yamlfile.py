@@ -114,6 +114,8 @@ def _sentence(error: Any, adapter: TypeAdapter, where: Loc) -> str:
     if error["type"] in ("missing", "missing_argument"):
         return f"key {name!r} is missing"
     path = ".".join(str(part) for part in where) or "document"
+    if error["type"] == "value_error":  # a check of ours: its sentence names what it is about
+        return str(error["ctx"]["error"])
     return f"{path}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
 
 

@@ -32,7 +32,7 @@ def conditions(cell: Row, rows: Mapping[str, Sequence[Row]]) -> Iterable[tuple[s
     served = rows["boots"] or [r for r in rows["measurements"] if r["boot"] is not None]
     yield from _by_arm("boots", served, lambda rs: len({r["boot"] for r in rs}))
     yield from _by_arm("pool", served, lambda rs: _distinct(_pool(r) for r in rs))
-    yield from _by_arm("argv", served, lambda rs: _distinct(_argv_hash(r["argv"]) for r in rs))
+    yield from _by_arm("argv hash", served, lambda rs: _distinct(_argv_hash(r["argv"]) for r in rs))
     for label, column in (("block size", "block_size"), ("backend", "backend"), ("KV layout", "kv_layout"),
                           ("connector", "connector"), ("compile caches", "caches"), ("unknown knobs", "unknown_knobs")):
         yield from _by_arm(label, served, lambda rs, column=column: _distinct(_plain(r[column]) for r in rs))

@@ -14,8 +14,8 @@ from farm.stats import number
 from farm.store import Store
 
 # Geometry of a chart, in SVG units (CSS pixels at its natural size).
-_WIDTH, _LABEL, _VALUE = 640, 150, 150
-_BAR, _GAP, _GROUP = 14, 4, 14
+_WIDTH, _VALUE = 560, 90  # the value's text stands right of its bar
+_BAR, _GAP, _HEAD, _GROUP = 14, 3, 20, 12  # a group is its length in a line of its own, then its bars
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Group:
     """The bars of one prompt length."""
 
     label: str
-    y: float
+    y: int
     bars: tuple[Bar, ...]
 
 
@@ -49,9 +49,9 @@ class Chart:
     unit: str
     arms: tuple[str, ...]
     groups: tuple[Group, ...]
+    evidence: bool
     height: int
     width: int = _WIDTH
-    left: int = _LABEL
     bar: int = _BAR
 
 
@@ -72,20 +72,18 @@ def charts(contrasts: Sequence[Contrast]) -> list[Chart]:
 
 def _chart(cell: str, metric: str, contrasts: Sequence[Contrast]) -> Chart:
     top = max((v for c in contrasts for a in c.arms for v in a.values), default=0.0)
-    scale = (_WIDTH - _LABEL - _VALUE) / top if top > 0 else 0.0
+    scale = (_WIDTH - _VALUE) / top if top > 0 else 0.0
     arms = list(dict.fromkeys(a.arm for c in contrasts for a in c.arms))
-    groups, y = [], _GROUP
+    groups, y = [], 0
     for contrast in contrasts:
         bars = []
         for place, arm in enumerate(contrast.arms):
-            at = y + place * (_BAR + _GAP)
-            ticks = tuple(_LABEL + _scaled(v, scale) for v in arm.values)
-            bars.append(Bar(arms.index(arm.arm), arm.arm, at, _scaled(arm.mean, scale), ticks, max(ticks) + 8,
-                            number(arm.mean)))
-        end = y + len(bars) * (_BAR + _GAP) - _GAP
-        groups.append(Group(contrast.length or "all", (y + end) / 2, tuple(bars)))
-        y = end + _GROUP
-    return Chart(cell, metric, contrasts[0].unit, tuple(arms), tuple(groups), y)
+            ticks = tuple(_scaled(v, scale) for v in arm.values)
+            bars.append(Bar(arms.index(arm.arm), arm.arm, y + _HEAD + place * (_BAR + _GAP), _scaled(arm.mean, scale),
+                            ticks, max(ticks) + 8, number(arm.mean)))
+        groups.append(Group(contrast.length or "all", y + _HEAD // 2, tuple(bars)))
+        y += _HEAD + len(bars) * (_BAR + _GAP) + _GROUP
+    return Chart(cell, metric, contrasts[0].unit, tuple(arms), tuple(groups), contrasts[0].evidence, y)
 
 
 def _scaled(value: float, scale: float) -> float:

@@ -16,7 +16,7 @@ lag, mamba_groups, prompts}]}.  stdout, a JSON object a line:
 and `after` are the state blocks that the request holds (non-null entries of the
 fullest Mamba group's table) around each call of `remove_skipped_blocks`; or
 {"event": "unknown-api", "detail"} where this vLLM has parts that the driver does
-not know.  All else goes to stderr.  Known: 0.28.0 to 0.30.0.
+not know.  All else goes to stderr.  Known: 0.28.0 to 0.33.0.
 """
 
 import importlib

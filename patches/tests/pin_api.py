@@ -56,8 +56,10 @@ def cache_config(specs: list, num_blocks: int, draft_groups: tuple[int, ...] = (
     return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
+init_none_hash(sha256)  # once: it may be random, and hashes chain from it
+
+
 def request(request_id: str, tokens: list[int], hash_block_size: int) -> Request:
-    init_none_hash(sha256)
     return Request(
         request_id=request_id,
         prompt_token_ids=tokens,

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from farm.bench import Needs
 from farm.errors import TreeFailure
 from farm.records import Outcome, Reason, Tagged, Verdict, stamp
+from jobs.inside import replay_driver
 from jobs.replay import Bounds, Expect, Replay, Scenario
 
 ASYNC = Scenario("async", block_size=832, speculative_blocks=3, prompts=(20000, 2000))
@@ -210,6 +211,49 @@ def test_yaml_makes_the_job():
 def test_bad_yaml_is_refused(change, says):
     with pytest.raises(ValidationError, match=says):
         TypeAdapter(Replay).validate_python(YAML | change)
+
+
+# --- the driver's adapter (stdlib only, so it can be tested here) ------------------------------
+
+
+def _old(block_size, layers=()):
+    return ("old", block_size, layers)
+
+
+def _renamed(tokens_per_block):
+    return ("renamed", tokens_per_block)
+
+
+def _wants_more(block_size, layout):
+    return ("more", block_size, layout)
+
+
+def _open_ended(*args, **kwargs):
+    return ("open", kwargs)
+
+
+@pytest.mark.parametrize(
+    ("factory", "result"),
+    [
+        pytest.param(_old, ("old", 832, ()), id="as-known"),
+        pytest.param(_open_ended, ("open", {"block_size": 832}), id="takes-anything"),
+        pytest.param(_renamed, r"takes no \['block_size'\], wants \['tokens_per_block'\]", id="renamed"),
+        pytest.param(_wants_more, r"takes no more, wants \['layout'\]", id="new-required-parameter"),
+    ],
+)
+def test_build_checks_a_signature_before_the_call(factory, result):
+    if isinstance(result, tuple):
+        assert replay_driver.build(factory, block_size=832) == result
+        return
+    with pytest.raises(replay_driver.UnknownApi, match=result):
+        replay_driver.build(factory, block_size=832)
+
+
+def test_model_facts_name_what_they_lack_and_still_allow_a_default():
+    facts = replay_driver.ModelFacts(4096)
+    assert facts.is_diffusion is False and getattr(facts, "new_fact", 1) == 1
+    with pytest.raises(replay_driver.UnknownApi, match="model_config.new_fact: add it to ModelFacts"):
+        _ = facts.new_fact
 
 
 # --- the driver on a real vLLM --------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""What a matrix may say, and what each mistake in one comes back as."""
+
+from pathlib import Path
+
+import pytest
+
+from farm import config
+from farm.errors import UsageError
+
+PIN = "version: 0.29.0\nflavour: cpu\ntorch: torch==2.13.0\n"
+PROFILE = "model: {tiny: qwen3next-cpu}\nargs: [--max-model-len=1024, --seed, 7]\nenv: {A: 1, B: true}\n"
+MATRIX = """\
+name: demo
+pins: [p29]
+cells:
+  - job: prefill
+    profile: tiny
+    with: {prompts: [100]}
+    expect:
+      - {metric: kv_peak, direction: unchanged}
+  - job: replay
+    name: nulls
+    with:
+      scenarios:
+        - {name: a, block_size: 832, speculative_blocks: 3, prompts: [2000]}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("configs/matrix", "configs/pins", "configs/profiles", "patches"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "configs/pins/p29.yaml").write_text(PIN)
+    (tmp_path / "configs/profiles/tiny.yaml").write_text(PROFILE)
+    return tmp_path
+
+
+def write(project, text) -> Path:
+    file = project / "configs/matrix/m.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_sound_matrix_is_loaded_with_all_that_it_names(project):
+    loaded = config.load(write(project, MATRIX))
+    assert [c.job.name for c in loaded.cells] == ["prefill", "replay"]
+    assert loaded.pins["p29"].torch == "torch==2.13.0"
+    assert loaded.cells[0].profile.args == ("--max-model-len=1024", "--seed", "7")
+    assert loaded.cells[0].profile.env == {"A": "1", "B": "true"}
+    assert loaded.cells[0].job.expect[0].direction == "unchanged"
+    assert set(loaded.matrix.arms) == {"baseline", "patched"}
+    assert loaded.series_root == project / "patches"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("profile: tiny", "profile: tny", 5, "unknown profile 'tny'; did you mean 'tiny'?"),
+        ("pins: [p29]", "pins: [p28]", 2, "unknown pin 'p28'; did you mean 'p29'?"),
+        ("job: replay", "job: reply", 9, "unknown job 'reply'; did you mean 'replay'?"),
+        ("job: replay", "job: offload", 9, "job 'offload' is not built yet; run the others with --only prefill"),
+        ("{prompts: [100]}", "{promts: [100]}", 6, "unknown key 'promts'; did you mean 'prompts'?"),
+        ("metric: kv_peak, direction", "metric: kv_peak, directoin", 8, "unknown key 'directoin'; did you mean 'direction'?"),
+        ("name: demo", "name: demo\narmz: {}", 2, "unknown key 'armz'; did you mean 'arms'?"),
+        ("    profile: tiny\n", "", 4, "job 'prefill' serves a model: give it a profile"),
+        ("    name: nulls", "    arms: [basline]", 10, "unknown arm 'basline'; did you mean 'baseline'?"),
+        ("{prompts: [100]}", "{prompts: [100, 100]}", 6, "the second would be cached"),
+        ("name: demo", "name: demo\nseries: nowhere", 2, "series directory 'nowhere' is not there"),
+        ("name: demo", "name: a/b", 1, "should match pattern"),
+        ("block_size: 832", "block_size: 0", 13, "greater than or equal to 1, got 0"),
+    ],
+    ids=["profile", "pin", "job", "planned-job", "option", "rule-key", "key", "no-profile", "arm", "cross-field", "series",
+         "name", "range"],
+)
+def test_a_mistake_is_one_line_with_its_place(project, old, new, line, says):
+    assert old in MATRIX
+    file = write(project, MATRIX.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        config.load(file)
+    assert says in caught.value.what
+    assert (caught.value.file, caught.value.line) == (file, line)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_a_pin_names_the_pins_file(project):
+    (project / "configs/pins/p29.yaml").write_text("version: 0.29.0\nflavor: cpu\n")
+    with pytest.raises(UsageError, match="did you mean 'flavour'") as caught:
+        config.load(write(project, MATRIX))
+    assert (caught.value.file.name, caught.value.line) == ("p29.yaml", 2)
+
+
+def test_only_keeps_cells_by_job_or_name_and_checks_no_other(project):
+    text = MATRIX.replace("profile: tiny", "profile: missing")
+    assert [c.job.name for c in config.load(write(project, text), ("nulls",)).cells] == ["replay"]
+    with pytest.raises(UsageError, match="no cell has this job or name; there are: nulls, prefill, replay"):
+        config.load(write(project, text), ("unit",))
+
+
+def test_a_profile_may_name_variables_of_the_environment(project, monkeypatch):
+    (project / "configs/profiles/tiny.yaml").write_text('model: {path: "${FARM_TEST_MODEL}/x"}\n')
+    file = write(project, MATRIX)
+    monkeypatch.delenv("FARM_TEST_MODEL", raising=False)
+    with pytest.raises(UsageError, match="FARM_TEST_MODEL is not set") as caught:
+        config.load(file)
+    assert (caught.value.file.name, caught.value.line) == ("tiny.yaml", 1)
+    monkeypatch.setenv("FARM_TEST_MODEL", "/models")
+    assert config.load(file).cells[0].profile.model.path == "/models/x"
+
+
+@pytest.mark.parametrize("model", ["{}", "{tiny: a, path: b}"], ids=["neither", "both"])
+def test_a_profile_names_exactly_one_model(project, model):
+    (project / "configs/profiles/tiny.yaml").write_text(f"model: {model}\n")
+    with pytest.raises(UsageError, match="exactly one of tiny and path"):
+        config.load(write(project, MATRIX))
+
+
+@pytest.mark.parametrize("file", sorted((config.PROJECT / "configs/matrix").glob("*.yaml")), ids=lambda f: f.stem)
+def test_the_projects_own_matrices_load(file, monkeypatch):
+    monkeypatch.setenv("FARM_MODEL", "/models/a")
+    monkeypatch.setenv("FARM_DRAFTER", "/models/b")
+    assert config.load(file, ("unit", "replay", "prefill")).cells
