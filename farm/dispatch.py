@@ -19,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm.bench import Card
+from farm.errors import FarmError
 from farm.evidence import Evidence, RunInfo
 from farm.plan import Cell
 from farm.records import Outcome, Reason, Verdict
@@ -78,7 +79,10 @@ def seats(cpu_slots: int) -> list[Seat]:
 
 def run_cells(cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watcher, *, cpu_slots: int, attempts: int,
               cache: str | None, opened: Callable[[Sequence[Card]], None]) -> dict[str, Outcome]:
-    """Run every cell to its final outcome: {cell id: outcome}.  Raises KeyboardInterrupt as it comes."""
+    """Run every cell to its final outcome: {cell id: outcome}.  Raises KeyboardInterrupt as it comes.
+
+    Attempts are numbered on from those that the run has committed already (a resumed run).
+    """
     return _Dispatch(cells, info, store, watcher, attempts, cache).run(seats(cpu_slots), opened)
 
 
@@ -90,6 +94,9 @@ class _Dispatch:
         self._info, self._store, self._watcher, self._cache = info, store, watcher, cache
         self._desks: list[_Desk] = []
         self._outcomes: dict[str, Outcome] = {}
+        self._committed: dict[str, int] = {}  # highest attempt of an earlier life of this run
+        for cell, attempt in store.committed(info.run):
+            self._committed[cell] = max(attempt, self._committed.get(cell, 0))
 
     def run(self, seats: Sequence[Seat], opened: Callable[[Sequence[Card]], None]) -> dict[str, Outcome]:
         try:
@@ -141,9 +148,10 @@ class _Dispatch:
         for desk in self._desks:
             if desk.assignment is None and (assignment := self._scheduler.next(desk.card.uuid)) is not None:
                 desk.assignment, desk.rows = assignment, {}
-                self._watcher.event(desk.card.name, assignment.cell, f"attempt {assignment.attempt}")
+                attempt = self._number(assignment.cell, assignment.attempt)
+                self._watcher.event(label(desk.card), assignment.cell, f"attempt {attempt}")
                 desk.stream = desk.actor.run.options(num_returns="streaming").remote(
-                    self._cells[assignment.cell], assignment.attempt)
+                    self._cells[assignment.cell], attempt)
 
     def _take(self, timeout_s: float) -> None:
         """Wait for the next event of any card, and take what has come."""
@@ -160,7 +168,7 @@ class _Dispatch:
             except RayActorError as error:
                 self._end(desk, Outcome(
                     Verdict.ERROR, Reason.ACTOR_DIED,
-                    f"the actor on {desk.card.name} died: {_first_line(error)}"))
+                    f"the actor on {label(desk.card)} died: {_first_line(error)}"))
                 self._replace(desk)
             except RayError as error:
                 self._end(desk, Outcome(Verdict.ERROR, Reason.FARM_ERROR, _first_line(error)))
@@ -168,7 +176,7 @@ class _Dispatch:
     def _handle(self, desk: _Desk, event: Progress | Rows | Ended) -> None:
         assert desk.assignment is not None
         if isinstance(event, Progress):
-            self._watcher.event(desk.card.name, desk.assignment.cell, event.text)
+            self._watcher.event(label(desk.card), desk.assignment.cell, event.text)
         elif isinstance(event, Rows):
             desk.rows.setdefault(event.table, []).extend(event.rows)
         else:
@@ -180,7 +188,7 @@ class _Dispatch:
         final = self._scheduler.finished(assignment.cell, outcome.verdict)
         self._close_cell(assignment.cell, assignment.attempt, outcome, final=final, row=row, rows=desk.rows, desk=desk)
         if not final:
-            self._watcher.event(desk.card.name, assignment.cell,
+            self._watcher.event(label(desk.card), assignment.cell,
                                 f"{outcome.reason.value}: {_first_line(outcome.detail)}; will be tried again")
         desk.rows = {}
 
@@ -190,14 +198,28 @@ class _Dispatch:
 
     def _close_cell(self, cell: str, attempt: int, outcome: Outcome, *, final: bool, row: dict[str, Any] | None = None,
                     rows: Mapping[str, list[dict[str, Any]]] | None = None, desk: _Desk | None = None) -> None:
+        """Commit an attempt with all its rows; rows that the store refuses make it an ERROR, never a lost cell."""
+        number = self._number(cell, attempt)
+        card = {} if desk is None else {"card": desk.card.uuid, "card_name": desk.card.name, "host": desk.card.host}
+        evidence = Evidence(self._info, self._cells[cell], number, card=card)
         if row is None:  # the worker could not say it itself
-            card = {} if desk is None else {"card": desk.card.uuid, "card_name": desk.card.name, "host": desk.card.host}
-            row = Evidence(self._info, self._cells[cell], attempt, card=card).cell_row(outcome, final=final)
-        row["final"] = final
-        self._store.commit(self._info.run, cell, attempt, {**(rows or {}), "cells": [row]})
+            row = evidence.cell_row(outcome, final=final)
+        try:
+            self._store.commit(self._info.run, cell, number, {**(rows or {}), "cells": [row | {"final": final}]})
+        except FarmError as error:
+            outcome = Outcome(Verdict.ERROR, Reason.FARM_ERROR, f"its rows were refused: {error}")
+            self._store.commit(self._info.run, cell, number, {"cells": [evidence.cell_row(outcome, final=final)]})
         if final:
             self._outcomes[cell] = outcome
             self._watcher.finished(cell, outcome)
+
+    def _number(self, cell: str, attempt: int) -> int:
+        return self._committed.get(cell, 0) + attempt
+
+
+def label(card: Card) -> str:
+    """What a line calls a card: two cards of one name must be told apart."""
+    return f"{card.name} {card.uuid[-5:]}"
 
 
 def _cpus(node: str) -> float:

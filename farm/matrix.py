@@ -134,15 +134,16 @@ class _Run:
     def execute(self, cells: Sequence[plan.Cell], done: Mapping[str, Verdict]) -> int:
         self._console.print(f"run {self._info.run}: {len(cells)} cells, results in {self._store.root}", highlight=False,
                             soft_wrap=True)
-        self._write("running", None, len(cells))
+        promised = len(cells) + len(done)
+        self._write("running", None, promised)
         watcher = Progress(self._console)
         try:
             with _interruptible(), _closing(watcher):
                 outcomes = self._dispatch(cells, watcher)
         except KeyboardInterrupt:
-            return self._interrupted(len(cells))
+            return self._interrupted(promised)
         code = exit_code([*(o.verdict for o in outcomes.values()), *done.values()])
-        self._write("finished", code, len(cells))
+        self._write("finished", code, promised)
         self._store.compact(self._info.run)
         render_terminal(self._store, self._info.run, self._console)
         return code
@@ -154,7 +155,7 @@ class _Run:
             def opened(cards: Sequence[Card]) -> None:
                 watcher.start([cell.id for cell in cells])
                 for card in cards:
-                    watcher.event(card.name, "-", f"ready on {card.host} ({card.uuid})")
+                    watcher.event(dispatch.label(card), "-", f"ready on {card.host} ({card.uuid})")
 
             return dispatch.run_cells(cells, self._info, self._store, watcher, cpu_slots=matrix.cards.cpu_slots,
                                       attempts=matrix.attempts, cache=os.environ.get("FARM_CACHE"), opened=opened)

@@ -154,7 +154,7 @@ class Store:
                     waiting = []
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))
-            # Claims are inherited: a member whose deletion was cut short must stay claimed.
+            # Claims are inherited: they say which attempts are committed, and a late compactor's file stays hidden.
             writer.add_key_value_metadata({MEMBERS: json.dumps(sorted({*merged, *listing.claimed}))})
         number = 1 + max((int(COMPACTED.fullmatch(n)[1]) for n in listing.compacted), default=0)
         path = self.files.path(table, run, f"compacted.{number}.parquet")

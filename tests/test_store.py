@@ -4,6 +4,8 @@ import logging
 import multiprocessing
 import pickle
 import threading
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -466,6 +468,24 @@ def test_a_reader_overtaken_by_a_compaction_starts_over(store, monkeypatch):
     assert values(store) == expected
 
 
+@pytest.mark.parametrize("torn", ["measurements", "cells"])
+def test_a_listing_torn_by_a_compaction_loses_nothing(store, monkeypatch, torn):
+    """Reading a directory is not atomic: it may miss both the files taken away meanwhile and the one put there."""
+    expected = fill(store)
+    real, passed = Dataset.listing, []
+
+    def listing(self, table, run, committed=None):
+        seen = real(self, table, run, committed)
+        if table == torn and not passed:
+            passed.append(table)
+            store._compact_table(torn, RUN)
+            return replace(seen, live=())
+        return seen
+
+    monkeypatch.setattr(Dataset, "listing", listing)
+    assert values(store, RUN) == expected
+
+
 def test_a_query_overtaken_by_a_compaction_starts_over(store, monkeypatch):
     expected = fill(store)
     real, passed = Store._connect, []
@@ -554,6 +574,12 @@ def test_sql_gives_columns_and_python_values(store):
 def test_a_bad_query_is_told_in_duckdbs_words_with_the_tables(store, query, words):
     with pytest.raises(UsageError, match=f"(?s){words}.*Tables: runs, cells, boots"):
         store.sql(query)
+
+
+def test_sql_gives_times_as_aware_utc(store):
+    commit(store, "c")
+    ((began,),) = store.sql("select started_utc from cells").rows
+    assert began == store.read("cells").column("started_utc")[0].as_py() and began.utcoffset() == timedelta(0)
 
 
 def test_connect_serves_several_queries(store):

@@ -287,7 +287,7 @@ def test_a_selection_that_does_not_fit_is_refused_before_anything_runs(run, opti
         pytest.param({"python": "/no/such/python"}, "no/such/python", id="no-python"),
         pytest.param({"python": "/bin/false"}, "ended with status 1 before any test ran", id="dies-at-once"),
         pytest.param({"marker": "and and"}, "ended with status 4", id="usage"),
-        pytest.param({"marker": "and and", "workers": 1}, "Wrong expression passed to '-m'", id="usage-in-a-worker"),
+        pytest.param({"marker": "and and", "workers": 1}, "ended with status 3", id="usage-in-a-worker"),
     ],
 )
 def test_a_pytest_that_never_starts_is_the_farms_fault(run, options, says):
