@@ -38,7 +38,7 @@ from pathlib import Path
 
 MARK = "FARM_LIFELINE"  # environment variable: every process of one tree carries the same value
 RUN_MARK, CELL_MARK = "FARM_RUN", "FARM_CELL"  # set by the caller; the supervisor carries them too
-GRACE_S = 5.0  # from TERM to KILL where the caller gave no other
+GRACE_S = 3.0  # from TERM to KILL where the caller gave no other
 STUBBORN_S = 10.0  # after KILL, how long to wait for the kernel before a process counts as left
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
@@ -268,10 +268,12 @@ class _Supervisor:
             out = files.enter_context(open(order["stdout"], "ab"))
             err = files.enter_context(open(order["stderr"], "ab")) if order["stderr"] else subprocess.STDOUT
             source = files.enter_context(open(order["stdin"] or os.devnull, "rb"))
-            self.child = subprocess.Popen(
+            # Kept: a dropped Popen collects the child itself, and its exit status would be lost.
+            self.process = subprocess.Popen(
                 order["argv"], env=order["env"], cwd=order["cwd"], stdin=source, stdout=out, stderr=err,
                 start_new_session=True, preexec_fn=lambda: _enter_child(libc, order["cores"]),
-            ).pid
+            )
+        self.child = self.process.pid
 
     def reap(self) -> None:
         """Collect whoever has ended: the child, and orphans that came here."""

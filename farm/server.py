@@ -35,6 +35,7 @@ SOCKET_PATH_LIMIT = 107  # bytes, sun_path of unix(7) less its end
 GRACE_S = 8.0  # from TERM to KILL; vLLM's own shutdown takes about one second
 TELL_EVERY_S = 10.0
 LOST_WITHIN_S = 3.0  # after a failed request, how long a dying server may take to be gone
+HEALTH_S = 10.0  # how long /health may take to answer after a failed request
 TAIL_LINES, STACK_LINES = 60, 400
 
 
@@ -213,7 +214,7 @@ class ServerProcess:
             cause = bootlog.failure(self._log_lines()) or self._last_words()
             raise ServerLost(f"{self._where()} ended with {_status(status)} during a request: {cause}",
                              log_tail=self.log_tail()) from error
-        with self._http(timeout_s=10.0) as http:
+        with self._http(timeout_s=HEALTH_S) as http:
             if not _healthy(http):
                 raise ServerLost(f"{self._where()} is there but no longer healthy after a failed request ({error})",
                                  log_tail=self.log_tail()) from error

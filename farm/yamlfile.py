@@ -99,8 +99,24 @@ def validate(
         return adapter.validate_python(source.data if data is None else data)
     except ValidationError as error:
         first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden" and e["type"] != "unexpected_keyword_argument")
-        where = tuple(first["loc"])
+        where = _of_the_document(tuple(first["loc"]), source.data if data is None else data)
         raise source.error(_sentence(first, adapter, where), locate(where)) from error
+
+
+def _of_the_document(loc: Loc, data: Any) -> Loc:
+    """`loc` without the parts that pydantic puts in for the branches of a union: they are nobody's keys.
+
+    The last part may be a key that is missing from the document.
+    """
+    kept: list[str | int] = []
+    for place, part in enumerate(loc):
+        inside = isinstance(data, dict) and part in data
+        if inside or (isinstance(data, (list, tuple)) and isinstance(part, int) and part < len(data)):
+            kept.append(part)
+            data = data[part]
+        elif place == len(loc) - 1 and isinstance(part, str) and part.isidentifier():
+            kept.append(part)
+    return tuple(kept)
 
 
 def _sentence(error: Any, adapter: TypeAdapter, where: Loc) -> str:

@@ -67,6 +67,19 @@ def test_an_unknown_key_of_a_dataclass_is_found_too(tmp_path):
     assert (line, "did you mean 'boots'?" in what) == (4, True)
 
 
+@dataclass(frozen=True)
+class Either:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    rule: tuple[str, ...] | Inner = ()
+
+
+@pytest.mark.parametrize(("text", "says"), [("rule: {margin: x}\n", "rule"), ("rule: 3\n", "rule")], ids=["key", "value"])
+def test_the_branches_of_a_union_are_no_part_of_the_place(tmp_path, text, says):
+    line, what = refused(tmp_path, text, Either)
+    assert (line, what.split(":")[0].split(".")[0]) == (1, says)
+    assert "tuple[" not in what
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         yamlfile.read(tmp_path / "none.yaml")

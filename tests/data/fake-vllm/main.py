@@ -1,0 +1,123 @@
+"""Plays `vllm serve` on a Unix socket; installed as vllm/entrypoints/cli/main.py of a made-up tree.
+
+FAKE says how it behaves.  Standard library only.
+"""
+
+import ctypes
+import http.server
+import json
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MODE = os.environ.get("FAKE", "healthy")
+PACKAGE = Path(__file__).resolve().parents[2]
+REFUSAL = Path(__file__).with_name("refusal.log")
+
+
+def say(text, level="INFO"):
+    print(f"(EngineCore pid={os.getpid()}) {level} 01-02 03:04:05 [fake.py:1] {text}", flush=True)
+
+
+def option(name):
+    return sys.argv[len(sys.argv) - 1 - sys.argv[::-1].index(name) + 1]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        if self.path == "/health":
+            self.answer(200, b"")
+        elif self.path == "/metrics":
+            self.answer(200, b'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:prompt_tokens_total{engine="0"} 3\n')
+        else:
+            self.answer(404, b"")
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert request["model"] == option("--served-model-name")
+        tokens = len(request["prompt"])
+        canary = tokens == 16
+        if MODE == "canary-fails" and canary:
+            return self.answer(500, b'{"error": {"message": "the kernel is not there"}}')
+        if MODE == "canary-hangs" and canary:
+            time.sleep(99)
+        if MODE == "dies-in-canary":
+            say("Traceback (most recent call last):", "ERROR")
+            say("RuntimeError: engine gone", "ERROR")
+            os._exit(5)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.event({"choices": [{"text": "a", "finish_reason": None}]})
+        if MODE == "dies-in-request" and not canary:
+            say("torch.OutOfMemoryError is what it would have said", "ERROR")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if MODE == "request-hangs" and not canary:
+            time.sleep(99)
+        self.event({"choices": [{"text": "b", "finish_reason": "length"}]})
+        self.event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": request["max_tokens"],
+                                             "prompt_tokens_details": {"cached_tokens": 0}}})
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def event(self, value):
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+        self.wfile.flush()
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+    def get_request(self):
+        connection, _ = super().get_request()
+        return connection, ("unix", 0)
+
+
+def main():
+    if MODE != "wrong-tree":
+        ctypes.CDLL(str(PACKAGE / "_C.abi3.so"))
+    if MODE == "foreign":
+        ctypes.CDLL(os.environ["FAKE_FOREIGN"])
+    say("Unknown vLLM environment variable detected: VLLM_MADE_UP", "WARNING")
+    if MODE == "dies":
+        say("Traceback (most recent call last):", "ERROR")
+        say("ImportError: cannot import name 'x'", "ERROR")
+        sys.exit(1)
+    if MODE == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if MODE == "refuses":
+        print(REFUSAL.read_text(encoding="utf-8"), flush=True)
+        sys.exit(1)
+    if MODE == "stalls":
+        say("Loading model from scratch...")
+        time.sleep(99)
+    while MODE == "chatters":
+        say("still loading")
+        time.sleep(0.05)
+    if MODE == "deaf-engine":
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    say("skipped memory profiling")
+    say("Setting attention block size to 640 tokens to ensure that attention page size is >= mamba page size.")
+    say("GPU KV cache size: 72,247 tokens, Maximum concurrency for 49,152 tokens per request: 1.47x")
+    say("Starting vLLM server on unix")
+    Server(option("--uds"), Handler).serve_forever()
+
+
+main()

@@ -1,0 +1,95 @@
+"""From a matrix to cells: identity, needs, arms."""
+
+from pathlib import Path
+
+import pytest
+
+from farm import plan
+from farm.bench import Needs
+from farm.config import CellConfig, CellPlanConfig, Loaded, MatrixConfig, NeedsConfig, PinConfig, ProfileConfig
+from farm.errors import UsageError
+from farm.series import PatchFile, Series
+from farm.yamlfile import YamlFile
+from jobs.prefill import Prefill
+from jobs.unit import Suite, Unit
+
+PATCH = b"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
+SERIES = Series((PatchFile("one.patch", PATCH), PatchFile("two.patch", PATCH.replace(b"x.py", b"y.py"))), "patches")
+CPU = PinConfig(version="0.29.0", flavour="cpu")
+CUDA = PinConfig(version="0.29.0", flavour="cuda")
+
+
+def loaded(cells=None, *, pin=CPU, profile=None, options=None, seed=0, **matrix):
+    profile = profile or ProfileConfig(model={"tiny": "qwen3next-cpu"})
+    options = options or {"prompts": [100]}
+    config = CellConfig(job="prefill", profile="tiny", **{"with": options})
+    planned = cells or (CellPlanConfig(config, Prefill(**options), profile, options),)
+    whole = MatrixConfig(name="m", pins=("p",), seed=seed, cells=tuple(c.config for c in planned), **matrix)
+    return Loaded(YamlFile(Path("m.yaml"), {}), whole, {"p": pin}, {"p": Path("p.yaml")}, planned, Path("patches"))
+
+
+def only(given, tests=None, series=SERIES):
+    (cell,) = plan.cells(given, {"p": series}, tests or {})
+    return cell
+
+
+def test_a_cell_carries_its_arms_with_patches_in_series_order():
+    cell = only(loaded(arms={"baseline": {"patches": "none"}, "two": {"patches": ["two.patch", "one.patch"]},
+                             "less": {"without": ["one.patch"], "env": {"A": 1}, "args": ["--x", 2]}}))
+    assert [(a.name, [p.name for p in a.patches]) for a in cell.arms] == [
+        ("baseline", []), ("two", ["one.patch", "two.patch"]), ("less", ["two.patch"])]
+    assert (cell.arms[2].env, cell.arms[2].args) == ({"A": "1"}, ("--x", "2"))
+
+
+@pytest.mark.parametrize("arm", [{"patches": ["tow.patch"]}, {"without": ["tow.patch"]}], ids=["patches", "without"])
+def test_an_arm_that_names_a_patch_out_of_the_series_is_refused(arm):
+    with pytest.raises(UsageError, match="patch 'tow.patch' is not in the series of patches; it lists: one.patch, two.patch"):
+        only(loaded(arms={"a": arm}))
+
+
+OTHER_PATCH = Series((PatchFile("one.patch", PATCH.replace(b"+b", b"+c")), SERIES.patches[1]), "patches")
+
+
+@pytest.mark.parametrize(
+    ("changed", "series"),
+    [(loaded(options={"prompts": [101]}), SERIES), (loaded(seed=1), SERIES), (loaded(), OTHER_PATCH),
+     (loaded(profile=ProfileConfig(model={"tiny": "qwen3next-cpu"}, args=["--x"])), SERIES),
+     (loaded(pin=CPU.model_copy(update={"torch": "torch==2.13.0"})), SERIES),
+     (loaded(arms={"baseline": {"patches": "none"}, "patched": {"env": {"A": "1"}}}), SERIES)],
+    ids=["options", "seed", "patch", "profile", "pin", "arm-env"],
+)
+def test_whatever_could_change_a_result_changes_the_cells_identity(changed, series):
+    assert only(loaded()).id == only(loaded()).id
+    assert only(changed, series=series).id != only(loaded()).id
+
+
+def test_the_regression_tests_belong_to_the_identity_of_unit_cells_alone():
+    suites = {"suites": [{"name": "r", "source": "series"}]}
+    unit = (CellPlanConfig(CellConfig(job="unit", **{"with": suites}), Unit((Suite("r", "series"),)), None, suites),)
+    assert only(loaded(unit), {"t.py": b"1"}).id != only(loaded(unit), {"t.py": b"2"}).id
+    assert only(loaded(), {"t.py": b"1"}).id == only(loaded(), {"t.py": b"2"}).id
+
+
+def test_a_cell_that_serves_a_cuda_pin_needs_a_card():
+    assert not only(loaded()).needs.cuda
+    assert only(loaded(pin=CUDA)).needs.cuda
+
+
+def test_two_cells_that_are_the_same_are_refused():
+    one = loaded().cells[0]
+    with pytest.raises(UsageError, match="stands twice in the matrix"):
+        plan.cells(loaded((one, one)), {"p": SERIES}, {})
+
+
+def test_needs_of_job_and_profile_are_combined():
+    profile = NeedsConfig(cuda=True, min_capability=(8, 6), min_memory_gib=22).needs()
+    assert plan.combine(Needs(min_capability=(8, 9)), profile) == Needs(
+        cuda=True, min_capability=(8, 9), min_memory_bytes=22 * 2**30, own_card=True)
+    assert plan.combine(Needs(own_card=False), None).own_card is False
+
+
+def test_a_cell_travels_by_value():
+    import pickle
+
+    cell = only(loaded(), series=SERIES)
+    assert pickle.loads(pickle.dumps(cell)) == cell
