@@ -133,7 +133,7 @@ class Server(Protocol):
                  deadline_s: float) -> Reply:
         """One streamed completion.  Raises RequestFailed or ServerLost."""
 
-    def sampled(self, gauge: str, interval_s: float) -> AbstractContextManager["Sampling"]:
+    def sampled(self, gauge: str, interval_s: float) -> AbstractContextManager[Sampling]:
         """Sample a gauge (Prometheus name) while the block runs."""
 
     def counters(self) -> Mapping[str, float]:

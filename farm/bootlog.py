@@ -55,7 +55,7 @@ _FACTS = (
     _Fact("block_size", re.compile(r"[Ss]etting attention block size to ([\d,]+) tokens"),
           re.compile(r"attention block size", re.I)),
     _Fact("mamba_padding_percent", re.compile(r"[Pp]adding mamba page size by ([\d.]+)%"),
-          re.compile(r"padding .*mamba|mamba page size", re.I)),
+          re.compile(r"padding .*mamba", re.I)),
     _Fact("backend", re.compile(r"Using ([A-Z][A-Z0-9_]+) attention backend out of|"
                                 r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) backend(?:\.| \(selected)|"
                                 r"KV cache layout for ([A-Z][A-Z0-9_]+) backend"),

@@ -17,7 +17,8 @@ from farm.store import Store
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Evidence for patched vLLM trees: verdicts in Parquet.")
 
-Results = Annotated[str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
+Results = Annotated[
+    str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
 FORMATS = ("terminal", "markdown", "html", "junit")
 
 
@@ -27,7 +28,8 @@ def matrix_command(
     only: Annotated[str, typer.Option(help="Run these cells alone: job or cell names, separated by commas.")] = "",
     results: Results = None,
     resume: Annotated[str | None, typer.Option(help="Run what this run has not committed yet.")] = None,
-    address: Annotated[str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
 ) -> None:
     """Run a matrix.  Exit code: 0 all PASS or SKIP, 1 a FAIL, 2 INVALID or ERROR, 3 bad usage, 130 interrupted."""
     chosen = tuple(word for word in only.split(",") if word)

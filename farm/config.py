@@ -161,7 +161,7 @@ def _expand(profile: YamlFile) -> YamlFile:
             return node
         for name in _VARIABLE.findall(node):
             if name not in os.environ:
-                raise profile.error(f"the environment variable {name} is not set; say for instance: export {name}=/path", loc)
+                raise profile.error(f"the environment variable {name} is not set; for instance: export {name}=/path", loc)
         return _VARIABLE.sub(lambda match: os.environ[match[1]], node)
 
     return YamlFile(profile.path, walk(profile.data, ()), profile.lines)
@@ -202,7 +202,8 @@ def load(path: Path, only: tuple[str, ...] = ()) -> Loaded:
     kept = [i for i, cell in enumerate(matrix.cells) if not only or cell.job in only or cell.name in only]
     if unmatched := [word for word in only if not any(word in (c.job, c.name) for c in matrix.cells)]:
         names = sorted({c.job for c in matrix.cells} | {c.name for c in matrix.cells if c.name})
-        raise UsageError(f"--only {unmatched[0]}: no cell has this job or name; there are: {', '.join(names)}", file=path)
+        raise UsageError(f"--only {unmatched[0]}: no cell has this job or name; there are: {', '.join(names)}",
+                         file=path)
     wanted = {pin for i in kept for pin in (matrix.cells[i].pins or matrix.pins)}
     pins, pin_files = {}, {}
     for name in [*matrix.pins, *sorted(wanted - set(matrix.pins))]:

@@ -194,7 +194,8 @@ class _Dispatch:
 
     def _abandon_stranded(self) -> None:
         for cell in self._scheduler.stranded():
-            self._close_cell(cell, 1, Outcome(Verdict.ERROR, Reason.NO_CARD, "no card is left to run it on"), final=True)
+            self._close_cell(cell, 1, Outcome(Verdict.ERROR, Reason.NO_CARD, "no card is left to run it on"),
+                             final=True)
 
     def _close_cell(self, cell: str, attempt: int, outcome: Outcome, *, final: bool, row: dict[str, Any] | None = None,
                     rows: Mapping[str, list[dict[str, Any]]] | None = None, desk: _Desk | None = None) -> None:

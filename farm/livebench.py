@@ -15,9 +15,10 @@ from typing import Any
 
 from farm import cards, childenv, lifeline, models, server, testrun
 from farm.bench import Arm, BootFacts, BootSlot, Card, Prompt, Server, Suite, TestRun, balanced_order
+from farm.environment import Environment
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
 from farm.evidence import BuiltArm, Evidence, Span
-from farm.pins import Environment, Pin, PinStore
+from farm.pins import Pin, PinStore
 from farm.plan import Cell
 from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.trees import Tree, TreeStore

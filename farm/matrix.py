@@ -67,8 +67,8 @@ def main(request: Request, console: Console) -> int:
     try:
         loaded = config.load(request.config, request.only)
         store = Store.open(request.results or default_results())
-        series = preflight(loaded, console)
-        cells = plan.cells(loaded, series, read_tests(loaded.series_root))
+        cells = preflight(loaded, lambda text: console.print(
+            f"{datetime.now():%H:%M:%S} [preflight] {text}", highlight=False, markup=False, soft_wrap=True))
         run, done = _run_id(loaded.matrix.name, request.resume, store, cells)
     except UsageError as error:
         console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -80,11 +80,10 @@ def main(request: Request, console: Console) -> int:
     return _Run(request, loaded, store, info, console, began).execute([c for c in cells if c.id not in done], done)
 
 
-def preflight(loaded: config.Loaded, console: Console) -> dict[str, Series]:
-    """All that can be known wrong before a card is touched: {pin name: its series}.
+def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> list[plan.Cell]:
+    """All that can be known wrong before a card is touched; what comes back are the cells to run.
 
-    The pristine package of each pin is fetched (its environment is not yet),
-    and every series is applied to it once.
+    The pristine package of each pin is fetched (its environment is not), and the tree of every arm is built here once.
     Raises UsageError (series, patch, pin, GNU patch), EnvironmentBuildError (network).
     """
     require_gnu_patch()
@@ -94,12 +93,12 @@ def preflight(loaded: config.Loaded, console: Console) -> dict[str, Series]:
     series: dict[str, Series] = {
         name: load_series(series_directory(loaded.series_root, loaded.pins[name].version)) for name in sorted(wanted)
     }
-    for name, one in series.items():
-        pristine = pins.pristine(
-            Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name]),
-            lambda text: console.print(f"{datetime.now():%H:%M:%S} [preflight] {text}", highlight=False, markup=False))
-        trees.build(pristine, one.patches)
-    return series
+    cells = plan.cells(loaded, series, read_tests(loaded.series_root))
+    for name in sorted(wanted):
+        pristine = pins.pristine(Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name]), say)
+        for patches in {arm.patches for cell in cells if cell.pin.name == name for arm in cell.arms}:
+            trees.build(pristine, patches)
+    return cells
 
 
 def read_tests(series_root: Path) -> dict[str, bytes]:
@@ -192,8 +191,8 @@ def _run_id(name: str, resume: str | None, store: Store, cells: Sequence[plan.Ce
     final = {row["cell"]: Verdict(row["verdict"]) for row in store.read("cells", resume).to_pylist() if row["final"]}
     if strange := sorted(set(final) - {cell.id for cell in cells}):
         raise UsageError(
-            f"--resume {resume}: the configuration or a patch has changed since, cell {strange[0]} is not in this matrix "
-            "any more; start a new run")
+            f"--resume {resume}: the configuration or a patch has changed since, cell {strange[0]} is not in this "
+            "matrix any more; start a new run")
     return resume, final
 
 

@@ -10,10 +10,11 @@ is null, never a made-up value.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Any, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -74,7 +75,7 @@ class Reason(str, Enum):
     NOT_SELECTED = "not-selected"
 
 
-def exit_code(verdicts: "list[Verdict]") -> int:
+def exit_code(verdicts: list[Verdict]) -> int:
     """0 all PASS or SKIP, 1 any FAIL, 2 any INVALID or ERROR (FAIL wins: it is evidence)."""
     if Verdict.FAIL in verdicts:
         return 1

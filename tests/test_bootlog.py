@@ -64,6 +64,8 @@ def test_facts_of_real_boots(name, facts):
         pytest.param(["Setting attention block size to 400 tokens so the quantized primary KV page covers it.",
                       "Setting attention block size to 864 tokens to ensure that attention page size is >= mamba."],
                      "block_size", 864, id="last block size holds"),
+        pytest.param(["Setting attention block size to 512 tokens to ensure that attention page size is >= mamba page "
+                      "size."], "mamba_padding_percent", None, id="pages that fit exactly need no padding"),
         pytest.param(["Using CPU Unquantized MoE backend out of potential backends: ['CPU']."], "backend", None,
                      id="an MoE backend is none of attention"),
     ],

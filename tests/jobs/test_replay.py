@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -271,13 +270,11 @@ BEFORE = {"mtp-long": [16, 12, 11, 5], "mtp-long-sync": [5, 5], "dflash2-fast": 
 
 
 @pytest.fixture(scope="session")
-def driven() -> list[Mapping]:
-    python = os.environ.get("FARM_TEST_PYTHON")
-    if not python:
-        pytest.skip("FARM_TEST_PYTHON is not set: give it the interpreter of an environment with an unpatched vLLM "
-                    "0.28.0 or 0.29.0")
+def driven(real_pin, tmp_path_factory) -> list[Mapping]:
+    pin = real_pin("0.29.0-cpu")
     driver = resources.files("jobs").joinpath("inside/replay_driver.py").read_text(encoding="utf-8")
-    done = subprocess.run([python, "-c", driver], input=json.dumps({"scenarios": [asdict(s) for s in REAL]}),
+    done = subprocess.run([pin.python, "-c", driver], input=json.dumps({"scenarios": [asdict(s) for s in REAL]}),
+                          env=pin.env(pin.baseline, tmp_path_factory.mktemp("home")),
                           capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

