@@ -142,7 +142,7 @@ class Server(Protocol):
 
 class Sampling(Protocol):
     def wait(self, seconds: float) -> None:
-        """Let the sampler run for `seconds`; ends early with ServerLost where the server ends."""
+        """Let the sampler run for `seconds` with nothing else to do."""
 
     def trace(self) -> GaugeTrace:
         """What has been sampled; call after the block has ended."""

@@ -57,6 +57,8 @@ def attached(address: str | None) -> Iterator[None]:
     if address:
         ray.init(address=address, log_to_driver=False)
     else:
+        # Ray gives its workers niceness 15, which servers and tests would inherit.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address="local", include_dashboard=False, log_to_driver=False, configure_logging=True,
                  logging_level="ERROR", object_store_memory=OBJECT_STORE_BYTES)
     try:

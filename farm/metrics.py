@@ -127,6 +127,10 @@ class GaugeSampler:
         self._thread.join()
         self._sample()
 
+    def wait(self, seconds: float) -> None:
+        """Go on sampling for so long, with nothing else to do meanwhile."""
+        self._done.wait(seconds)
+
     def trace(self) -> GaugeTrace:
         """What was sampled.  The interval is the median spacing of scrapes that came back, None below two."""
         times = [t for t, _ in self._points]
