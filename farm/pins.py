@@ -111,8 +111,7 @@ class PinStore:
         base = self._base(pin)
         if pin.source == "installed":
             return environments.installed(base, self._site(pin), pin.version, self._made("scratch"))
-        folder = self._folder("env", os.path.realpath(base), pin.distributions[0], pin.version, pin.torch, pin.excluded,
-                              pin.extra, pin.pip_args, environments.TEST_REQUIREMENTS)
+        folder = self._environment_folder(pin, base)
         if found := environments.load(folder, pin.version):
             return found
         recipe = environments.Recipe(
@@ -152,6 +151,10 @@ class PinStore:
 
         self._build(folder, f"the source of vllm {version}", fill, progress)
         return folder
+
+    def _environment_folder(self, pin: Pin, base: Path) -> Path:
+        return self._folder("env", os.path.realpath(base), pin.distributions[0], pin.version, pin.torch, pin.excluded,
+                            pin.extra, pin.pip_args, environments.TEST_REQUIREMENTS)
 
     # --- pristine --------------------------------------------------------------------------------
 
@@ -219,8 +222,10 @@ class PinStore:
 
     def _pip(self, pin: Pin, arguments: Sequence[str], what: str, progress: Progress,
              env: dict[str, str] | None = None) -> None:
-        with self._explained(pin, arguments[-1]):
-            Pip(self._base(pin), self._made("logs"), progress).run(arguments, what, env=env)
+        base = self._base(pin)
+        own = environments.load(self._environment_folder(pin, base), pin.version) if pin.source == "pypi" else None
+        with self._explained(pin, arguments[-1]):  # the environment's pip, where there is one, is newer and faster
+            Pip(own.python if own else base, self._made("logs"), progress).run(arguments, what, env=env)
 
     @contextmanager
     def _explained(self, pin: Pin, what: str) -> Iterator[None]:

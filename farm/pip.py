@@ -31,7 +31,7 @@ _TROUBLE = re.compile(
 _ABSENT = re.compile(r"(No matching distribution found for \S+|Could not find a version that satisfies the requirement \S+)")
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _OTHER_PYTHON = re.compile(r"Ignored the following versions that require a different python version: (.*)")
-_SHOWN = re.compile(r"\s*((?:Collecting|Downloading|Building wheel|Installing collected packages)\b.*)")
+_SHOWN = re.compile(r"\s*(Downloading [^-\s]+-[^-\s]+|Collecting \S+|Building wheel for \S+|Installing collected)")
 
 
 class Cause(str, Enum):
@@ -96,7 +96,7 @@ class Pip:
             lines = [match[1] for line in _read(output).splitlines() if (match := _SHOWN.match(line))]
             if lines and lines[-1] != shown:
                 shown, spoke = lines[-1], time.monotonic()
-                self.progress(f"{what}: {shown[:100]}")
+                self.progress(f"{what}: {shown.lower()}")
         return code
 
 

@@ -232,15 +232,13 @@ def test_a_server_that_stops_answering_is_lost(spec, monkeypatch):
 
 
 @pytest.mark.vllm
-def test_a_real_boot(tmp_path):
-    """FARM_TEST_PYTHON: an interpreter with vllm; FARM_TEST_TREE: the folder of its vllm package and dist-info."""
-    if not (python := os.environ.get("FARM_TEST_PYTHON")) or not (tree := os.environ.get("FARM_TEST_TREE")):
-        pytest.skip("set FARM_TEST_PYTHON and FARM_TEST_TREE to an interpreter and a tree with a real vllm")
+def test_a_real_boot(tmp_path, real_pin):
+    pin = real_pin("0.29.0-cpu")
     import yaml
 
     profile = yaml.safe_load((Path(server.__file__).parent.parent / "configs/profiles/tiny-cpu.yaml").read_text())
     spec = server.ServerSpec(
-        python=Path(python), tree=Path(tree), model=models.write_model("qwen3next-cpu", tmp_path / "m").path,
+        python=pin.python, tree=pin.baseline.root, model=models.write_model("qwen3next-cpu", tmp_path / "m").path,
         args=tuple(profile["args"]), env={**{k: str(v) for k, v in profile["env"].items()}, "VLLM_MADE_UP": "1"},
         caches=tmp_path / "caches", log=tmp_path / "boot.log",
         card=Card("cpu-0", "CPU slot 0", "cpu", "h", cores=(min(os.sched_getaffinity(0)),)))
