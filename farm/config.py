@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 import jobs
-from farm import yamlfile
+from farm import models, yamlfile
 from farm.bench import Job, Needs
 from farm.errors import UsageError
 from farm.yamlfile import Frozen, YamlFile
@@ -57,7 +57,7 @@ class NeedsConfig(Frozen):
 class ModelConfig(Frozen):
     """Which model a profile serves: a tiny stand-in (farm.models) or a path on the card's machine."""
 
-    tiny: str | None = None
+    tiny: models.Kind | None = None
     path: str | None = None
     vocab_size: int | None = None  # of a model by path, when its config.json does not say
 
