@@ -59,6 +59,7 @@ def attached(address: str | None) -> Iterator[None]:
     else:
         # Ray gives its workers niceness 15, which servers and tests would inherit.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address="local", include_dashboard=False, log_to_driver=False, configure_logging=True,
                  logging_level="ERROR", object_store_memory=OBJECT_STORE_BYTES)
     try:

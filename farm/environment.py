@@ -201,7 +201,7 @@ def forget_unfinished(folder: Path) -> list[str]:
     """
     forgotten = []
     for site in folder.glob("lib/python*/site-packages"):
-        for info in [*site.glob("*.dist-info"), *site.glob("~*")]:  # ~name: what pip was about to remove
+        for info in sorted({*site.glob("*.dist-info"), *site.glob("~*/")}):  # ~name: what pip was about to remove
             if info.name.startswith("~") or not _recorded_whole(site, info / "RECORD"):
                 shutil.rmtree(info)
                 forgotten.append(info.name.removesuffix(".dist-info"))

@@ -23,7 +23,7 @@ class RunInfo:
     """What is the same in every row of a run."""
 
     run: str
-    project_commit: str | None
+    project_commit: str | None  # or content-<hash>, see farm.project
     project_dirty: bool | None
 
 

@@ -17,18 +17,23 @@ _FILE = re.compile(r"(?:patching|checking) (?:file|symbolic link) (.+?)(?: \((?:
 _HUNK = re.compile(r"Hunk #(\d+) (succeeded|FAILED|ignored|skipped) at (\d+)"
                    r"(?: with fuzz (?P<fuzz>\d+))?(?: \(offset (?P<offset>-?\d+) lines?\))?")
 _MISSING = re.compile(r"can't find file to patch at input line (\d+)")
-_MALFORMED = re.compile(r"patch: \*\*\*\* (.*?at line (\d+)\b.*)")
+_MALFORMED = re.compile(r"patch: \*\*\*\* (malformed patch at line (\d+).*|unexpected end.*|.* at line (\d+): .*)")
+_CREATES = re.compile(r"(?:Hmm\.\.\.)?\s*The next patch would create the file (.+),$")
 _ALREADY = (("Reversed (or previously applied) patch detected", "its change is there already"),
             ("which already exists!", "it creates a file that exists already"))
 
 
 @dataclass(frozen=True)
 class HunkReport:
-    """How one hunk went: its file, its number there (from 1), succeeded | FAILED | ignored | skipped."""
+    """How one hunk went: its file, its number there (from 1), succeeded | FAILED | ignored | skipped.
+
+    `visit` counts how often the file had come up before: a patch may name one twice.
+    """
 
     file: str
     number: int
     state: str
+    visit: int = 0
     offset: int = 0
     fuzz: int = 0
 
@@ -39,7 +44,7 @@ class PatchReport:
 
     code: int
     hunks: tuple[HunkReport, ...]
-    malformed: tuple[int, str] | None
+    malformed: tuple[int | None, str] | None
     missing_file: int | None
     already: str | None
     last_words: str
@@ -92,19 +97,21 @@ def run_patch(directory: Path, data: bytes, *, strip: int) -> PatchReport:
 def read_report(code: int, text: str) -> PatchReport:
     """Parse the output of `patch --verbose` under LC_ALL=C."""
     hunks: list[HunkReport] = []
+    files: list[str] = ["?"]
     malformed = missing = already = None
-    file = "?"
     for line in text.splitlines():
         if line.startswith("|"):  # the patch's own words, echoed
             continue
-        if match := _FILE.match(line):
-            file = match[1]
+        if match := _FILE.match(line) or _CREATES.match(line):
+            files.append(match[1])
         elif match := _HUNK.match(line):
-            hunks.append(HunkReport(file, int(match[1]), match[2], int(match["offset"] or 0), int(match["fuzz"] or 0)))
+            hunks.append(HunkReport(files[-1], int(match[1]), match[2], files.count(files[-1]) - 1,
+                                    int(match["offset"] or 0), int(match["fuzz"] or 0)))
         elif match := _MISSING.match(line):
-            missing, file = missing or int(match[1]), "?"
+            missing = missing or int(match[1])
+            files.append("?")
         elif match := _MALFORMED.match(line):
-            malformed = int(match[2]), match[1]
+            malformed = int(match[2] or match[3]) if match[2] or match[3] else None, match[1]
         else:
             already = already or next((plain for words, plain in _ALREADY if words in line), None)
     words = [line for line in text.splitlines() if line.strip() and not line.startswith("|")]

@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from farm.errors import EnvironmentBuildError, UsageError
 from farm.evidence import RunInfo, covered_s
 from farm.lifeline import processes_of_run
 from farm.pins import Pin, PinStore
+from farm.project import project_state
 from farm.records import SCHEMA_VERSION, Outcome, Verdict, exit_code, utc_now
 from farm.report.live import Progress
 from farm.report.terminal import render_terminal
@@ -76,7 +76,7 @@ def main(request: Request, console: Console) -> int:
     except EnvironmentBuildError as error:
         console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return exit_code([error.verdict])
-    info = RunInfo(run, *project_state())
+    info = RunInfo(run, *project_state(config.PROJECT))
     return _Run(request, loaded, store, info, console, began).execute([c for c in cells if c.id not in done], done)
 
 
@@ -106,20 +106,6 @@ def read_tests(series_root: Path) -> dict[str, bytes]:
     root = series_root / "tests"
     return {str(f.relative_to(root)): f.read_bytes() for f in sorted(root.rglob("*")) if f.is_file()
             and "__pycache__" not in f.parts}
-
-
-def project_state() -> tuple[str | None, bool | None]:
-    """(commit, dirty) of the project that the command runs in; None where git does not know it."""
-
-    def git(*args: str) -> str | None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=True)
-            return done.stdout.strip()
-        return None
-
-    commit = git("rev-parse", "HEAD")
-    status = git("status", "--porcelain") if commit else None
-    return commit, None if status is None else bool(status)
 
 
 class _Run:

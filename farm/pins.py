@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from farm import environment as environments
@@ -111,6 +112,7 @@ class PinStore:
         base = self._base(pin)
         if pin.source == "installed":
             return environments.installed(base, self._site(pin), pin.version, self._made("scratch"))
+        _check_requirements(pin)
         folder = self._environment_folder(pin, base)
         if found := environments.load(folder, pin.version):
             return found
@@ -260,6 +262,14 @@ class PinStore:
         folder = self._cache / kind
         folder.mkdir(parents=True, exist_ok=True)
         return folder.absolute()
+
+
+def _check_requirements(pin: Pin) -> None:
+    for text in (*pin.extra, *([pin.torch] if pin.torch else [])):
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            raise pin.error(f"`{text}` is no requirement as pip has them (NAME==VERSION): {error}") from error
 
 
 def _explain(pin: Pin, what: str, failure: PipFailed) -> PinError | EnvironmentBuildError:

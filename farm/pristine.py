@@ -160,7 +160,7 @@ def take_over(installed: Installed, paths: Iterable[str], folder: Path) -> tuple
     for path in paths:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(installed.root / path, target)
+        link_or_copy((installed.root / path).resolve(), target)  # some installers make every file a symbolic link
     (folder / INFO).mkdir()
     for name, text in (("METADATA", installed.metadata), ("entry_points.txt", installed.entry_points),
                        ("RECORD", installed.record)):

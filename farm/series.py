@@ -286,10 +286,9 @@ def _refuse(patch: PatchFile, inside: Sequence[FilePatch], report: PatchReport) 
 
 def _hunk_line(inside: Sequence[FilePatch], hunk: HunkReport) -> int | None:
     """Line of a hunk's header in the patch file."""
-    for section in inside:
-        if any(path == hunk.file or path.endswith(f"/{hunk.file}") for path in section.paths):
-            return next((h.line for h in section.hunks[hunk.number - 1:]), None)
-    return None
+    named = [section for section in inside
+             if any(path == hunk.file or path.endswith(f"/{hunk.file}") for path in section.paths)]
+    return next((h.line for section in named[hunk.visit:] for h in section.hunks[hunk.number - 1:]), None)
 
 
 def _no_change(patch: PatchFile, why: str) -> SeriesError:

@@ -1,0 +1,38 @@
+"""Which state of this project measured: the commit, or a hash of its files where git is not there.
+
+`ray job submit --working-dir .` leaves .git behind, so a job on a cluster is known by content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import subprocess
+from pathlib import Path
+
+CODE = ("farm", "jobs", "patches", "configs")
+
+
+def project_state(root: Path) -> tuple[str, bool | None]:
+    """(commit, whether the work tree differs from it), or (`content-<hash>`, None) outside a repository."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None or _git(root, "rev-parse", "--show-toplevel") != str(root.resolve()):
+        return f"content-{content_hash(root)}", None
+    return commit, bool(_git(root, "status", "--porcelain"))
+
+
+def content_hash(root: Path) -> str:
+    """SHA-256 (16 digits) over names and bytes of all that could change a result; byte code is left out."""
+    digest = hashlib.sha256()
+    files = (f for folder in CODE for f in (root / folder).rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+    for file in sorted(files):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _git(root: Path, *args: str) -> str | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    return None

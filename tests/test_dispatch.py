@@ -1,0 +1,161 @@
+"""Real Ray, real store, a job that needs no vLLM: attempts, retries, dead actors, skips, resume."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from farm import dispatch, worker
+from farm.bench import Needs
+from farm.config import PinConfig
+from farm.errors import FarmError
+from farm.evidence import RunInfo
+from farm.plan import Cell, PinSpec
+from farm.records import Measurement, Outcome, Reason, Tagged, Verdict
+from farm.store import Store
+
+pytestmark = pytest.mark.ray
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Writes a line per attempt into `log`, then does what stands at that attempt's place of `script`."""
+
+    log: str
+    script: tuple[str, ...]
+    name: str = "prefill"
+
+    def run(self, bench):
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{os.getpid()}\n")
+        step = self.script[len(Path(self.log).read_text().splitlines()) - 1]
+        yield Tagged(Measurement("kv_peak", 0.5, "ratio"))
+        bench.progress(f"doing {step}")
+        if step == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == "error":
+            raise FarmError("a fault of the farm")
+        if step == "bad-row":
+            yield Tagged(Measurement("kv_peak", "half", "ratio"))
+        yield Outcome(Verdict.FAIL if step == "fail" else Verdict.PASS, Reason.AS_EXPECTED, step)
+
+
+class Bare(worker.Worker):
+    """A worker whose bench is nothing but progress: no pin, no tree."""
+
+    def _measure(self, cell, evidence, spans, events):
+        class Bench:
+            def progress(self, text):
+                events.put(worker.Progress(text))
+
+        outcome = None
+        for event in cell.job.run(Bench()):
+            if isinstance(event, Outcome):
+                outcome = event
+            else:
+                events.put(worker.Rows(*(lambda table, row: (table, [row]))(*evidence.row(event))))
+        return outcome
+
+
+class Heard:
+    def __init__(self):
+        self.lines, self.ends = [], []
+
+    def event(self, card, cell, text):
+        self.lines.append((card, cell, text))
+
+    def finished(self, cell, outcome):
+        self.ends.append((cell, outcome.verdict))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import this file
+    with dispatch.attached(None):
+        yield
+
+
+@pytest.fixture
+def run(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "Worker", Bare)
+    store, info = Store.open(tmp_path / "results"), RunInfo("run-1", "c0ffee", False)
+
+    def go(scripts, attempts=2, slots=2, needs=Needs()):
+        cells = [
+            Cell(f"cell-{i}", Scripted(str(tmp_path / f"log-{i}"), tuple(script)), None,
+                 PinSpec("p", PinConfig(version="0.29.0", flavour="cpu")), None, None, (), {}, needs, 1, "5e")
+            for i, script in enumerate(scripts)]
+        heard = Heard()
+        outcomes = dispatch.run_cells(cells, info, store, heard, cpu_slots=slots, attempts=attempts,
+                                      cache=str(tmp_path / "cache"), opened=lambda cards: None)
+        rows = sorted(store.read("cells").to_pylist(), key=lambda r: (r["cell"], r["attempt"]))
+        return outcomes, rows, heard, store
+
+    return go
+
+
+def test_cells_run_on_both_slots_and_each_is_committed_with_its_rows(run):
+    outcomes, rows, heard, store = run([["pass"], ["fail"], ["pass"]])
+    assert {c: o.verdict for c, o in outcomes.items()} == {
+        "cell-0": Verdict.PASS, "cell-1": Verdict.FAIL, "cell-2": Verdict.PASS}
+    assert [(r["verdict"], r["attempt"], r["final"]) for r in rows] == [("PASS", 1, True), ("FAIL", 1, True), ("PASS", 1, True)]
+    assert sorted(r["cell"] for r in store.read("measurements").to_pylist()) == ["cell-0", "cell-1", "cell-2"]
+    assert sorted(heard.ends) == [("cell-0", Verdict.PASS), ("cell-1", Verdict.FAIL), ("cell-2", Verdict.PASS)]
+    assert {text for _, _, text in heard.lines} >= {"doing pass", "doing fail"}
+
+
+def test_an_error_is_tried_again_and_every_attempt_is_kept(run):
+    outcomes, rows, _, _ = run([["error", "pass"]])
+    assert outcomes["cell-0"].verdict is Verdict.PASS
+    assert [(r["attempt"], r["verdict"], r["final"]) for r in rows] == [(1, "ERROR", False), (2, "PASS", True)]
+    assert len({r["card"] for r in rows}) == 1  # this job stamps no card
+
+
+def test_an_actor_that_is_killed_is_an_error_and_its_seat_goes_on(run):
+    outcomes, rows, heard, store = run([["die", "pass"], ["pass"], ["pass"]], slots=1)
+    assert {o.verdict for o in outcomes.values()} == {Verdict.PASS}
+    dead = rows[0]
+    assert (dead["cell"], dead["attempt"], dead["verdict"], dead["reason"]) == ("cell-0", 1, "ERROR", "actor-died")
+    assert dead["card"].startswith("CPU-")
+    kept = [(r["cell"], r["attempt"]) for r in store.read("measurements").to_pylist()]
+    assert ("cell-0", 2) in kept
+
+
+def test_attempts_have_an_end(run):
+    outcomes, rows, _, _ = run([["die", "die", "die"]], attempts=3)
+    assert (outcomes["cell-0"].verdict, outcomes["cell-0"].reason) == (Verdict.ERROR, Reason.ACTOR_DIED)
+    assert [r["final"] for r in rows] == [False, False, True]
+
+
+def test_rows_that_the_store_refuses_end_as_error_not_as_a_lost_run(run):
+    outcomes, rows, _, _ = run([["bad-row"], ["pass"]], attempts=1)
+    assert outcomes["cell-0"].verdict is Verdict.ERROR
+    assert "its rows were refused" in rows[0]["detail"]
+    assert outcomes["cell-1"].verdict is Verdict.PASS
+
+
+def test_a_cell_that_no_card_can_run_is_skipped_with_the_reason(run):
+    outcomes, rows, heard, _ = run([["pass"]], needs=Needs(cuda=True))
+    assert (outcomes["cell-0"].verdict, outcomes["cell-0"].detail) == (Verdict.SKIP, "needs a CUDA card")
+    assert (rows[0]["verdict"], rows[0]["reason"]) == ("SKIP", "needs-unmet")
+
+
+def test_attempts_of_a_resumed_run_are_numbered_on(run):
+    run([["error"]], attempts=1)
+    _, rows, _, _ = run([["error", "pass"]], attempts=1)
+    assert [(r["attempt"], r["verdict"]) for r in rows] == [(1, "ERROR"), (2, "PASS")]
+
+
+def test_the_actors_are_gone_when_the_run_is(run, tmp_path):
+    run([["pass"], ["pass"]])
+    pids = {int(p) for i in (0, 1) for p in (tmp_path / f"log-{i}").read_text().split()}
+    deadline = time.monotonic() + 10
+    while (alive := {p for p in pids if psutil.pid_exists(p)}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive == set()
