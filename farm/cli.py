@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 Results = Annotated[
     str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
+_BAD_ARGUMENTS = typer.BadParameter.__mro__[1]  # click's UsageError, of whichever click typer brings
 FORMATS = ("terminal", "markdown", "html", "junit")
 
 
@@ -121,7 +121,7 @@ def _run_app(typer_app: typer.Typer) -> None:
     """Every error is one clear line and one of the exit codes of DESIGN.md."""
     try:
         code = typer_app(standalone_mode=False)
-    except click.exceptions.UsageError as error:
+    except _BAD_ARGUMENTS as error:
         error.show()
         raise SystemExit(matrix.USAGE_EXIT) from error
     except UsageError as error:
@@ -130,6 +130,6 @@ def _run_app(typer_app: typer.Typer) -> None:
     except FarmError as error:
         Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from error
-    except (KeyboardInterrupt, click.exceptions.Abort) as error:
+    except (KeyboardInterrupt, typer.Abort) as error:
         raise SystemExit(matrix.INTERRUPTED_EXIT) from error
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -171,9 +171,10 @@ class PinStore:
 
         def fill(build: Path) -> None:
             progress(f"{pin.name}: checking vllm in {found.root} against its RECORD")
-            paths = pristines.check_installed(found, pin.version, pin.name, pin.file)
-            notes = pristines.take_over(found, paths, build)
-            pristines.finish(build, python, pin.version, found.name, notes)
+            paths, missing = pristines.check_installed(found, pin.version, pin.name, pin.file)
+            pristines.take_over(found, paths, build)
+            notes = [f"{len(missing)} files of the wheel are not installed: {pristines.some(missing)}"] if missing else []
+            pristines.finish(build, python, pin.version, found.name, tuple(notes))
 
         return self._pristine(pin, folder, fill, progress)
 
@@ -278,10 +279,10 @@ def _explain(pin: Pin, what: str, failure: PipFailed) -> PinError | EnvironmentB
                          "Correct the version, or name its index with pip_args")
     advice = {
         Cause.NETWORK: "pip could not reach its index, so whether the pin exists is not known. Check the network, the proxy "
-                       "and `pip config list`, then run again: what has been downloaded is kept",
+                       "and `pip config list`, then run again: finished steps are kept",
         Cause.DISK: "make room in the cache, then run again",
         Cause.NO_PIP: f"its interpreter has no pip; run: {pin.python or sys.executable} -m ensurepip",
-        Cause.DEADLINE: "run again: what has been downloaded is kept",
+        Cause.DEADLINE: "run again: finished steps are kept",
         Cause.OTHER: f"pip's whole log: {failure.log}",
     }[failure.cause]
     return EnvironmentBuildError(f"pin {pin.name}: {what}: {failure.sentence}. {advice[0].upper()}{advice[1:]}")

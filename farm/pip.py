@@ -29,6 +29,7 @@ _TROUBLE = re.compile(
     r"not a trusted or secure host|DO NOT MATCH THE HASHES|is invalid\.$|Could not fetch URL \S+: (?!404 )|"
     r"HTTP error (?!404)\d+|NameResolutionError|Temporary failure in name resolution")
 _ABSENT = re.compile(r"(No matching distribution found for \S+|Could not find a version that satisfies the requirement \S+)")
+_NOISE = re.compile(r"^\d{4}-\d\d-\d\dT\S+ |^\s*(?:WARNING|ERROR): |Retrying \(Retry\(.*?\)\) after |<\S+ object at 0x\w+>: ")
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _OTHER_PYTHON = re.compile(r"Ignored the following versions that require a different python version: (.*)")
 _SHOWN = re.compile(r"\s*(Downloading [^-\s]+-[^-\s]+|Collecting \S+|Building wheel for \S+|Installing collected)")
@@ -121,7 +122,7 @@ def diagnose(output: str, debug_log: str, log: Path | None = None) -> PipFailed:
     errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.lower().startswith("error:")]
     trouble = next((line for line in both.splitlines() if _TROUBLE.search(line)), None)
     if trouble is not None:  # even where pip found other versions: an index that did not answer may have this one
-        return failed(Cause.NETWORK, re.sub(r"^\S+T\S+,\d+ |^\s*(?:WARNING|ERROR): ", "", trouble))
+        return failed(Cause.NETWORK, _NOISE.sub("", trouble))
     if _ABSENT.search(output):
         listed = _VERSIONS.search(output)
         versions = [v.strip() for v in listed[1].split(",") if v.strip() not in ("", "none")] if listed else []

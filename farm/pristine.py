@@ -133,8 +133,8 @@ def locate(python: Path, site: Path | None, names: Iterable[str], cwd: Path) -> 
                      found["entry_points.txt"] or "")
 
 
-def check_installed(installed: Installed, version: str, pin: str, file: str | None) -> tuple[str, ...]:
-    """Compare an installed package with its RECORD; returns the paths (from the site) that are as recorded.
+def check_installed(installed: Installed, version: str, pin: str, file: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compare an installed package with its RECORD: (paths from the site that are as recorded, those not there).
 
     Raises PinError: another version than the pin's, no RECORD, or files that were changed or added by hand.
     """
@@ -144,19 +144,20 @@ def check_installed(installed: Installed, version: str, pin: str, file: str | No
     if not any(path.startswith(f"{PACKAGE}/") for path, _ in recorded(installed.record)):
         raise PinError(f"pin {pin}: {installed.name} in {installed.root} has no RECORD of a vllm package (an editable "
                        "install?), so nothing shows that it is pristine; install its wheel", file=file)
-    changed, _, added = compare_record(installed.record, installed.root)
+    changed, missing, added = compare_record(installed.record, installed.root)
     if changed or added:
         words = [f"changed: {some(changed)}"] if changed else []
         words += [f"added: {some(added)}"] if added else []
         raise PinError(f"pin {pin}: vllm in {installed.root} is not what its wheel's RECORD says ({'; '.join(words)}); a "
                        "hand-edited package is no baseline. Reinstall it: pip install --force-reinstall --no-deps "
                        f"{installed.name}=={installed.version}", file=file)
+    gone = set(missing)
     return tuple(path for path, digest in recorded(installed.record)
-                 if path.startswith(f"{PACKAGE}/") and digest and (installed.root / path).is_file())
+                 if path.startswith(f"{PACKAGE}/") and digest and path not in gone), missing
 
 
-def take_over(installed: Installed, paths: Iterable[str], folder: Path) -> tuple[str, ...]:
-    """Link (across file systems: copy) an installed package into `folder`; returns notes on what it lacks."""
+def take_over(installed: Installed, paths: Iterable[str], folder: Path) -> None:
+    """Link (across file systems: copy) these files of an installed package into `folder`."""
     for path in paths:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -165,8 +166,6 @@ def take_over(installed: Installed, paths: Iterable[str], folder: Path) -> tuple
     for name, text in (("METADATA", installed.metadata), ("entry_points.txt", installed.entry_points),
                        ("RECORD", installed.record)):
         (folder / INFO / name).write_text(text, encoding="utf-8")
-    _, missing, _ = compare_record(installed.record, installed.root)
-    return (f"{len(missing)} files of the wheel are not installed: {some(missing)}",) if missing else ()
 
 
 def finish(folder: Path, python: Path, version: str, distribution: str, notes: tuple[str, ...] = ()) -> None:

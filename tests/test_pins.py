@@ -149,6 +149,9 @@ def test_installed(tmp_path, store, pin):
     assert (made.distribution, made.notes) == ("vllm", ()) and (made.package / "v1/pool.py").samefile(site / "vllm/v1/pool.py")
     environment = store.environment(mine, print)
     assert environment.python == Path(sys.executable) and environment.site == site and environment.versions["vllm"] == "0.29.0"
+    (site / "vllm/_C.abi3.so").unlink()
+    kit = PinStore(tmp_path / "kit").pristine(mine, print)
+    assert kit.notes == ("1 files of the wheel are not installed: vllm/_C.abi3.so",) and kit.fingerprint != made.fingerprint
     (site / "vllm/v1/pool.py").unlink()  # as an editor does it: the file is replaced, not written to
     (site / "vllm/v1/pool.py").write_text("by hand\n")
     assert store.pristine(mine, pytest.fail) == made  # what was taken over before is as it was

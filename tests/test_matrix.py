@@ -1,0 +1,198 @@
+"""The entry point: bad input ends with one clear line and exit 3 before any actor starts."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_wheels import write_wheel
+from rich.console import Console
+
+from farm import config, dispatch, gnupatch, matrix
+from farm.records import Outcome, Reason, Verdict
+from farm.store import Store
+
+MATRIX = """\
+name: demo
+pins: [p29]
+cells:
+  - job: replay
+    with:
+      scenarios:
+        - {name: a, block_size: 832, speculative_blocks: 3, prompts: [2000]}
+  - job: prefill
+    profile: tiny
+    with: {prompts: [100]}
+"""
+PATCH = """\
+Say why.
+
+--- a/v1/pool.py
++++ b/v1/pool.py
+@@ -1,3 +1,3 @@
+ x0 = 0
+-x1 = 1
++x1 = 10
+ x2 = 2
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    for folder in ("configs/matrix", "configs/pins", "configs/profiles", "patches/tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    write_wheel(tmp_path / "index")
+    pin = "version: 0.29.0\nflavour: cpu\npip_args: [--no-index, --find-links, {}]\n"
+    (tmp_path / "configs/pins/p29.yaml").write_text(pin.format(tmp_path / "index"))
+    (tmp_path / "configs/profiles/tiny.yaml").write_text("model: {tiny: qwen3next-cpu}\n")
+    (tmp_path / "configs/matrix/m.yaml").write_text(MATRIX)
+    (tmp_path / "patches/series").write_text("# two\none.patch\n")
+    (tmp_path / "patches/one.patch").write_text(PATCH)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARM_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def run(project, monkeypatch):
+    """run() -> (exit code, what was printed); dispatch is played, and what it was asked is in run.asked."""
+
+    def go(only=(), results=None, resume=None, play=lambda cells: {}):
+        def run_cells(cells, info, store, watcher, **_):
+            go.asked.append([c.id for c in cells])
+            return play(cells)
+
+        monkeypatch.setattr(dispatch, "run_cells", run_cells)
+        monkeypatch.setattr(dispatch, "attached", lambda address: _nothing())
+        out = io.StringIO()
+        request = matrix.Request(project / "configs/matrix/m.yaml", only, results or str(project / "results"), resume)
+        code = matrix.main(request, Console(file=out, width=200))
+        return code, out.getvalue()
+
+    go.asked = []
+    return go
+
+
+class _nothing:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *exc):
+        return False
+
+
+def edit(file, old, new):
+    path = Path(file)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def no_patch(project, monkeypatch):
+    monkeypatch.setenv("PATH", str(project))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda p: edit("configs/matrix/m.yaml", "profile: tiny", "profile: tyni"),
+         ["configs/matrix/m.yaml:9:", "unknown profile 'tyni'; did you mean 'tiny'?"]),
+        (lambda p: edit("configs/matrix/m.yaml", "prompts: [100]", "promps: [100]"),
+         ["configs/matrix/m.yaml:10:", "unknown key 'promps'; did you mean 'prompts'?"]),
+        (lambda p: Path("patches/series").write_text("# two\none.patch\n\ntwo.patch\n"),
+         ["patches/series:4:", "two.patch"]),
+        (lambda p: edit("patches/one.patch", "-x1 = 1", "-x1 = 7"), ["patches/one.patch:5:", "hunk", "v1/pool.py"]),
+        (lambda p: Path("patches/series").unlink(), ["patches", "series"]),
+        (lambda p: Path("patches/stray.patch").write_text(PATCH), ["stray.patch"]),
+        (lambda p: edit("configs/pins/p29.yaml", "0.29.0", "9.9.9"), ["configs/pins/p29.yaml:", "9.9.9"]),
+    ],
+    ids=["profile", "key", "missing-patch-file", "patch-does-not-apply", "no-series", "unlisted", "pin"],
+)
+def test_bad_input_is_one_line_and_exit_3(run, project, spoil, says):
+    spoil(project)
+    code, printed = run()
+    last = printed.strip().splitlines()[-1]
+    assert code == 3, printed
+    assert all(part in last for part in says), printed
+    assert run.asked == []
+
+
+def test_without_gnu_patch_it_says_how_to_get_it(run, project, monkeypatch):
+    monkeypatch.setattr(gnupatch.shutil, "which", lambda *a, **k: None)
+    monkeypatch.setenv("PATH", str(project))
+    code, printed = run()
+    assert (code, run.asked) == (3, [])
+    assert "GNU patch" in printed and "install" in printed
+
+
+def test_results_that_cannot_be_written(run, project):
+    (project / "file").write_text("")
+    code, printed = run(results=str(project / "file/results"))
+    assert (code, run.asked) == (3, [])
+    assert "file/results is not writable" in printed
+
+
+def test_an_arms_list_that_does_not_apply_is_found_before_a_card_is_touched(run, project):
+    two = PATCH.replace("-x1 = 1\n+x1 = 10", "-x1 = 10\n+x1 = 11")
+    (project / "patches/two.patch").write_text(two)
+    (project / "patches/series").write_text("one.patch\ntwo.patch\n")
+    edit("configs/matrix/m.yaml", "pins:", "arms: {baseline: {patches: none}, only-two: {patches: [two.patch]}}\npins:")
+    code, printed = run()
+    assert (code, run.asked) == (3, [])
+    assert "two.patch:5:" in printed
+
+
+PASS = Outcome(Verdict.PASS, Reason.AS_EXPECTED, "fine")
+FAIL = Outcome(Verdict.FAIL, Reason.CHANGED, "not fine")
+LOST = Outcome(Verdict.ERROR, Reason.ACTOR_DIED, "lost")
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(PASS, 0), (FAIL, 1), (LOST, 2)])
+def test_the_verdicts_make_the_exit_code_and_the_runs_row(run, project, outcome, code):
+    said, printed = run(play=lambda cells: {c.id: outcome for c in cells})
+    assert said == code
+    (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    assert (row["status"], row["exit_code"], row["cells"], row["name"]) == ("finished", code, 2, "demo")
+    assert row["config"] == MATRIX and row["wall_s"] > 0
+
+
+def test_an_interrupt_closes_the_runs_row_and_says_how_to_go_on(run, project):
+    def interrupt(cells):
+        raise KeyboardInterrupt
+
+    code, printed = run(play=interrupt)
+    (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    assert (code, row["status"], row["exit_code"]) == (130, "interrupted", 130)
+    assert f"--resume {row['run']}" in printed
+
+
+def test_resume_refuses_an_unknown_run_and_a_changed_matrix(run, project):
+    assert run(resume="demo-1")[0] == 3
+    run()
+    (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    code, printed = run(resume=row["run"])
+    assert code == 0 and len(run.asked[-1]) == 2
+
+
+def test_only_runs_a_part(run):
+    run(only=("prefill",))
+    assert [cell.split("-")[0] for cell in run.asked[0]] == ["prefill"]
+
+
+@pytest.mark.parametrize("command", [["farm/matrix.py"], ["-m", "farm", "matrix"]], ids=["by-path", "module"])
+def test_the_entry_points_say_3_for_bad_usage(project, command):
+    argv = [str(config.PROJECT / command[0])] if command[0].endswith(".py") else command
+    done = subprocess.run([sys.executable, *argv, "nowhere.yaml"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(config.PROJECT)}, check=False)
+    assert done.returncode == 3
+    assert "nowhere.yaml: cannot be read" in done.stdout + done.stderr
+    none = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(config.PROJECT)}, check=False)
+    assert none.returncode == 3
+
+
+def test_the_matrix_file_has_its_run_bit():
+    assert os.access(config.PROJECT / "farm/matrix.py", os.X_OK)
+    assert (config.PROJECT / "farm/matrix.py").read_text().startswith("#!/usr/bin/env python3\n")
