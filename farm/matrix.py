@@ -213,10 +213,6 @@ def _wait_gone(run: str) -> list[int]:
     return left
 
 
-def cli(parse: Callable[[], Request]) -> None:
-    raise SystemExit(main(parse(), Console()))
-
-
 if __name__ == "__main__":
     from farm.cli import matrix_entry
 
