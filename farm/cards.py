@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from farm.bench import Card
 from farm.errors import FarmError
 from farm.records import Reason
 
+SLACK_BYTES = 64 * 2**20  # what a driver may keep of a process that has ended
 _THROTTLE = {
     "nvmlClocksEventReasonSwPowerCap": "sw-power-cap",
     "nvmlClocksEventReasonHwSlowdown": "hw-slowdown",
@@ -93,6 +95,22 @@ def memory_used_bytes(card: Card) -> int | None:
         return None
     with _nvml():
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())).used)
+
+
+def wait_memory_back(card: Card, before: int | None, deadline_s: float = 30.0) -> None:
+    """Wait until a GPU's memory in use is back at what it was `before` a boot, give or take SLACK_BYTES.
+
+    A next boot beside memory that is still held would get a smaller pool.  Raises FarmError (memory-held).
+    """
+    if before is None:
+        return
+    until = time.monotonic() + deadline_s
+    while (used := memory_used_bytes(card)) is not None and used > before + SLACK_BYTES:
+        if time.monotonic() > until:
+            raise FarmError(
+                f"{card.name}: {(used - before) / 2**20:.0f} MiB are still held {deadline_s:.0f} s after the server ended; "
+                "look for their holder with nvidia-smi", reason=Reason.MEMORY_HELD)
+        time.sleep(0.2)
 
 
 def _moving_facts(handle: Any) -> dict[str, Any]:

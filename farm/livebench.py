@@ -106,6 +106,7 @@ class LiveBench:
             stall_s=profile.stall_s, deadline_s=profile.boot_deadline_s,
         )
         began, facts, log_tail = utc_now(), None, None
+        memory_before = cards.memory_used_bytes(self.card)
         try:
             with server.boot(spec, self.progress) as running:
                 facts = running.facts
@@ -114,6 +115,7 @@ class LiveBench:
                 yield running
                 self._span("requests", slot.arm, began)
                 began, facts = utc_now(), running.facts  # again: lines about compilation come while it serves
+            cards.wait_memory_back(self.card, memory_before)
         except BootFailure as error:
             log_tail = error.log_tail or str(error)
             raise

@@ -70,6 +70,7 @@ class Reason(str, Enum):
     ACTOR_DIED = "actor-died"
     INTERRUPTED = "interrupted"
     NO_CARD = "no-card"
+    MEMORY_HELD = "memory-held"
     # SKIP
     NEEDS_UNMET = "needs-unmet"
     NOT_SELECTED = "not-selected"

@@ -75,3 +75,19 @@ def test_without_a_driver_the_error_says_what_to_try(monkeypatch):
         cards.gpu("0")
     assert caught.value.reason is Reason.NO_CARD
     assert [c.kind for c in cards.local_cards()] == ["cpu"]
+
+
+@pytest.mark.parametrize(("held", "ends"), [([9, 5, 1], "back"), ([9] * 1000, "held")], ids=["released", "held"])
+def test_memory_must_come_back_after_a_boot(nvml, monkeypatch, held, ends):
+    asked = iter(held)
+    monkeypatch.setattr(cards, "memory_used_bytes", lambda card: next(asked) * 2**30)
+    monkeypatch.setattr(cards.time, "sleep", lambda s: None)
+    card = cards.gpu("0")
+    if ends == "back":
+        cards.wait_memory_back(card, 2**30)
+        assert list(asked) == []
+    else:
+        with pytest.raises(FarmError, match="8192 MiB are still held") as caught:
+            cards.wait_memory_back(card, 2**30, deadline_s=0.0)
+        assert caught.value.reason is Reason.MEMORY_HELD
+    cards.wait_memory_back(cards.cpu_slot(0, 1), None)

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
 SMOKE = "configs/matrix/smoke-cpu.yaml"
 # What a CPU slot cannot have, and what no boot of the demo says.
 NOT_ON_A_CPU = {"compute_capability", "driver", "power_limit_before_w", "power_limit_after_w", "clock_sm_mhz",
-                "clock_memory_mhz", "temperature_c", "throttle_reasons", "other_clients", "mamba_padding_percent",
-                "connector", "triton", "project_dirty"}
+                "clock_memory_mhz", "temperature_c", "throttle_reasons", "other_clients",
+                "backend", "connector", "triton", "project_dirty"}
 
 
 @dataclass(frozen=True)
