@@ -16,8 +16,10 @@ demo: $(VENV)/.ready  ## the main job on this machine's CPU: real vLLM, real Ray
 test: $(VENV)/.ready  ## everything that needs no GPU; real-vLLM tests use the cached pin
 	$(BIN)/python -m pytest -m "not gpu"
 
-test-pure: $(VENV)/.ready  ## the pure cores alone: seconds
-	$(BIN)/python -m pytest -m "not gpu and not vllm and not ray and not slow"
+# The pure cores: no process, no server, no Ray, no vLLM.
+PURE := scheduler stats metrics bootlog evidence plan patchfile outcomes graft yamlfile cards
+test-pure: $(VENV)/.ready  ## the pure cores alone: under 5 s
+	$(BIN)/python -m pytest -m "not slow" $(PURE:%=tests/test_%.py)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

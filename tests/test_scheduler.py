@@ -85,7 +85,8 @@ def test_without_any_card_cells_are_stranded_not_skipped():
     assert made.stranded() == ["c0"]
 
 
-@pytest.mark.parametrize(("cells", "cards"), [(300, 4), (100_000, 1_000)], ids=["box", "room"])
+@pytest.mark.parametrize(("cells", "cards"), [
+    (300, 4), (5_000, 100), pytest.param(100_000, 1_000, marks=pytest.mark.slow)], ids=["box", "room", "hall"])
 def test_every_cell_gets_exactly_one_final_verdict_under_random_ends(cells, cards):
     rng = random.Random(7)
     made = Scheduler([Task(f"c{i}", Needs(cuda=i % 3 == 0)) for i in range(cells)], attempts=3)
