@@ -51,10 +51,10 @@ class _Fact:
 
 
 _FACTS = (
-    _Fact("pool_tokens", re.compile(r"\b[A-Z]+ KV cache size: ([\d,]+) tokens"), re.compile(r"KV cache size", re.I)),
-    _Fact("block_size", re.compile(r"[Ss]etting attention block size to ([\d,]+) tokens"),
+    _Fact("pool_tokens", re.compile(r"\b[A-Z]+ KV cache size: (\d[\d,]{0,17}) tokens"), re.compile(r"KV cache size", re.I)),
+    _Fact("block_size", re.compile(r"[Ss]etting attention block size to (\d[\d,]{0,11}) tokens"),
           re.compile(r"attention block size", re.I)),
-    _Fact("mamba_padding_percent", re.compile(r"[Pp]adding mamba page size by ([\d.]+)%"),
+    _Fact("mamba_padding_percent", re.compile(r"[Pp]adding mamba page size by (\d+(?:\.\d+)?)%"),
           re.compile(r"padding .*mamba", re.I)),
     _Fact("backend", re.compile(r"Using ([A-Z][A-Z0-9_]+) attention backend out of|"
                                 r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) backend(?:\.| \(selected)|"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +25,16 @@ _BAD_ARGUMENTS = typer.BadParameter.__mro__[1]  # click's UsageError, of whichev
 FORMATS = ("terminal", "markdown", "html", "junit")
 
 
+class _Steadfast(Console):
+    """A console whose reader may go (`| head`, a dropped connection): the run goes on and its rows are what counts.
+
+    Rich would end the process with status 1, which says FAIL."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @app.command("matrix")
 def matrix_command(
     config: Annotated[Path, typer.Argument(help="A matrix, e.g. configs/matrix/smoke-cpu.yaml.")],
@@ -32,9 +45,11 @@ def matrix_command(
         str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
 ) -> None:
     """Run a matrix.  Exit code: 0 all PASS or SKIP, 1 a FAIL, 2 INVALID or ERROR, 3 bad usage, 130 interrupted."""
-    chosen = tuple(word for word in only.split(",") if word)
+    chosen = tuple(word.strip() for word in only.split(",") if word.strip())
+    if only and not chosen:
+        raise UsageError(f"--only {only!r} names no cell; give job or cell names, separated by commas")
     request = matrix.Request(config, chosen, results, resume, address)
-    raise typer.Exit(matrix.main(request, Console()))
+    raise typer.Exit(matrix.main(request, _Steadfast()))
 
 
 @app.command()
@@ -52,13 +67,18 @@ def report(
     store = Store.at(results or matrix.default_results())
     chosen = _run(store, run)
     if format == "terminal":
+        if out is not None:
+            raise UsageError("--out goes with --format markdown, html or junit")
         terminal.render_terminal(store, chosen, Console())
         return
     text = {"markdown": markdown.markdown, "html": html.html, "junit": junit.junit}[format](store, chosen)
     if out is None:
         print(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out {out} cannot be written: {error.strerror}") from error
 
 
 @app.command()
@@ -132,4 +152,7 @@ def _run_app(typer_app: typer.Typer) -> None:
         raise SystemExit(2) from error
     except (KeyboardInterrupt, typer.Abort) as error:
         raise SystemExit(matrix.INTERRUPTED_EXIT) from error
+    except Exception as error:  # Python's own exit status 1 would say FAIL: evidence against the tree
+        traceback.print_exception(error)
+        raise SystemExit(2) from error
     raise SystemExit(code if isinstance(code, int) else 0)

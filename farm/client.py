@@ -49,6 +49,9 @@ def complete(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], *, de
         return asyncio.run(bounded())
     except (TimeoutError, asyncio.TimeoutError) as error:  # two classes on Python 3.10
         raise RequestFailed(f"{path} with {_size(body)} ran past its deadline of {deadline_s:g} s") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RequestFailed(f"{path} with {_size(body)}: an answer of another form than the API's: "
+                            f"{type(error).__name__} {error}") from error
     except httpx.HTTPError as error:
         raise RequestFailed(f"{path} with {_size(body)}: the connection failed: "
                             f"{type(error).__name__} {error}".rstrip()) from error

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
@@ -25,6 +25,11 @@ from farm.yamlfile import Frozen, YamlFile
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 PROJECT = Path(__file__).resolve().parent.parent
+
+
+# What becomes a part of file names (a cell's id, its log) and of rows.
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+Name = Annotated[str, Field(pattern=_NAME, max_length=60)]
 
 
 class PinConfig(Frozen):
@@ -113,10 +118,11 @@ class CellConfig(Frozen):
     """One line of a matrix; it makes one cell for each of its pins."""
 
     job: str
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    profile: str | None = None
-    pins: tuple[str, ...] | None = None
-    arms: tuple[str, ...] | None = None
+    name: Name | None = None
+    profile: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*$",
+                                max_length=60)
+    pins: tuple[Name, ...] | None = Field(default=None, min_length=1)
+    arms: tuple[str, ...] | None = Field(default=None, min_length=1)
     options: Mapping[str, Any] = Field(default_factory=dict, alias="with")
     expect: Any = None
 
@@ -130,11 +136,11 @@ class CardsConfig(Frozen):
 class MatrixConfig(Frozen):
     """A whole matrix: cells = cells × pins, each with its arms."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Name
     seed: int = 0
-    series: str = "patches"
-    pins: tuple[str, ...] = Field(min_length=1)
-    arms: Mapping[str, ArmConfig] = Field(
+    series: str = Field(default="patches", min_length=1, max_length=250)
+    pins: tuple[Name, ...] = Field(min_length=1)
+    arms: Mapping[Name, ArmConfig] = Field(
         default_factory=lambda: {"baseline": ArmConfig(patches="none"), "patched": ArmConfig()}, min_length=1
     )
     cards: CardsConfig = CardsConfig()
@@ -146,7 +152,13 @@ def _strings(env: Any) -> Any:
     """YAML reads `1` and `true` as numbers and booleans; an environment holds words."""
     if not isinstance(env, dict):
         return env
-    return {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
+    if odd := next((k for k, v in env.items() if isinstance(v, (list, dict))), None):
+        raise ValueError(f"environment variable {odd!r} has a list or mapping for a value; write one word")
+    words = {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
+    for name, value in words.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"environment variable {name!r}: a name is not empty and has no `=`, and neither holds a NUL")
+    return words
 
 
 def _expand(profile: YamlFile) -> YamlFile:
@@ -222,6 +234,8 @@ def _cell(source: YamlFile, matrix: MatrixConfig, index: int, roots: list[Path])
                 f"job {cell.job!r} is not built yet; run the others with --only "
                 f"{','.join(sorted({c.job for c in matrix.cells} & set(jobs.REGISTRY)))}", (*at, "job"))
         raise source.error(_unknown("job", cell.job, jobs.REGISTRY), (*at, "job"))
+    if len(set(cell.arms or ())) < len(cell.arms or ()):
+        raise source.error("an arm is listed twice", (*at, "arms"))
     for arm in cell.arms or ():
         if arm not in matrix.arms:
             raise source.error(_unknown("arm", arm, matrix.arms), (*at, "arms"))
@@ -240,7 +254,26 @@ def _cell(source: YamlFile, matrix: MatrixConfig, index: int, roots: list[Path])
         profile = yamlfile.validate(_expand(yamlfile.read(file)), ProfileConfig)
     elif getattr(kind, "serves", False):
         raise source.error(f"job {cell.job!r} serves a model: give it a profile", at)
+    arms = {name: matrix.arms[name] for name in cell.arms or matrix.arms}
+    if strange := sorted(set(getattr(job, "arms_named", ())) - set(arms)):
+        raise source.error(f"expect: {_unknown('arm', strange[0], arms)}", (*at, "expect"))
+    if profile is not None and hasattr(job, "longest"):
+        for arm in arms.values():
+            limit = _max_model_len((*profile.args, *arm.args))
+            if limit is not None and job.longest > limit:
+                raise source.error(f"a request of {job.longest} tokens (prompt and reply) does not fit --max-model-len={limit} "
+                                   f"of profile {cell.profile!r}", (*at, "with"))
     return CellPlanConfig(cell, job, profile, options)
+
+
+def _max_model_len(args: tuple[str, ...]) -> int | None:
+    """What the last --max-model-len says; None where there is none that is a plain number."""
+    limit = None
+    for word, after in zip(args, [*args[1:], ""], strict=False):
+        flag, _, value = word.partition("=")
+        if flag == "--max-model-len" and (value or after).isdecimal():
+            limit = int(value or after)
+    return limit
 
 
 def _config_roots(path: Path) -> list[Path]:
@@ -260,7 +293,7 @@ def _find(roots: list[Path], kind: str, name: str, source: YamlFile, loc: yamlfi
 
 
 def _series_root(source: YamlFile, matrix: MatrixConfig, roots: list[Path]) -> Path:
-    bases = [Path.cwd(), *(root.parent for root in roots)]
+    bases = list(dict.fromkeys([roots[0].parent, Path.cwd()]))  # as pins and profiles; never another project's
     for base in bases:
         if (base / matrix.series).is_dir():
             return (base / matrix.series).resolve()

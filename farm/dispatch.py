@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm.bench import Card
-from farm.errors import FarmError
+from farm.errors import FarmError, UsageError
 from farm.evidence import Evidence, RunInfo
 from farm.plan import Cell
 from farm.records import Outcome, Reason, Verdict
@@ -66,6 +68,19 @@ def attached(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def probe(address: str | None) -> None:
+    """Raise UsageError where a cluster is named and nothing answers there: Ray itself would wait for minutes."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    match = re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+?)\]?:(\d+)", address or "")
+    if match is None:  # none, or a word like `auto`
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"no Ray cluster answers at {address} ({error}); start one with ray start --head, or leave "
+                         "--address and RAY_ADDRESS away for one of the farm's own") from error
 
 
 def seats(cpu_slots: int) -> list[Seat]:
@@ -188,7 +203,7 @@ class _Dispatch:
     def _end(self, desk: _Desk, outcome: Outcome, row: dict[str, Any] | None = None) -> None:
         assignment, desk.assignment, desk.stream = desk.assignment, None, None
         assert assignment is not None
-        final = self._scheduler.finished(assignment.cell, outcome.verdict)
+        final = self._scheduler.finished(assignment.cell, outcome.verdict, outcome.reason)
         self._close_cell(assignment.cell, assignment.attempt, outcome, final=final, row=row, rows=desk.rows, desk=desk)
         if not final:
             self._watcher.event(label(desk.card), assignment.cell,

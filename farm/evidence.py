@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from farm.childenv import redact
 from farm.plan import ArmSpec, Cell
 from farm.records import Outcome, PatchRow, Tagged, stamp, utc_now
 
-IDENTITY_OF_JOB = ("arm", "pair", "order", "boot")
+IDENTITY_OF_JOB = ("arm", "pair", "order", "boot", "started_utc", "ended_utc")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class RunInfo:
     run: str
     project_commit: str | None  # or content-<hash>, see farm.project
     project_dirty: bool | None
+    series: str | None = None  # directory
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ class Evidence:
         _, row = stamp(outcome, self._identity(None), self._conditions(None))
         ended = row["ended_utc"]
         return row | {
-            "arms": [{"arm": a.name, "tree": a.tree, "patches": a.patch_structs()} for a in self.arms.values()]
-            or [{"arm": a.name, "tree": None, "patches": _unbuilt(a)} for a in self.cell.arms],
+            "arms": [self._arm(arm) for arm in self.cell.arms],
             "options": json.dumps({k: v for k, v in self.cell.options.items() if k != "expect"}, sort_keys=True,
                                   default=str),
             "expect": json.dumps(self.cell.options.get("expect"), sort_keys=True, default=str),
@@ -92,14 +93,20 @@ class Evidence:
 
     def _conditions(self, arm: str | None) -> dict[str, Any]:
         row: dict[str, Any] = {
-            "pin": self.cell.pin.name, "flavour": self.cell.pin.config.flavour,
-            "series_sha256": self.cell.series_sha256, "project_commit": self.info.project_commit,
+            "pin": self.cell.pin.name, "flavour": self.cell.pin.config.flavour, "series": self.info.series,
+            "seed": self.cell.seed, "series_sha256": self.cell.series_sha256, "project_commit": self.info.project_commit,
             "project_dirty": self.info.project_dirty, "profile": self.cell.profile,
             "model_sha256": self.model_sha256, **self.versions, **self.card,
         }
         if arm is not None and arm in self.arms:
             row |= {"tree": self.arms[arm].tree, "patches": self.arms[arm].patch_structs()}
+        row["env"] = next((redact(a.env) for a in self.cell.arms if a.name == arm), None)
         return row
+
+    def _arm(self, spec: ArmSpec) -> dict[str, Any]:
+        built = self.arms.get(spec.name)
+        return {"arm": spec.name, "tree": built and built.tree, "env": redact(spec.env), "args": list(spec.args),
+                "patches": built.patch_structs() if built else _unbuilt(spec)}
 
 
 def _unbuilt(arm: ArmSpec) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ _HUNK = re.compile(r"Hunk #(\d+) (succeeded|FAILED|ignored|skipped) at (\d+)"
                    r"(?: with fuzz (?P<fuzz>\d+))?(?: \(offset (?P<offset>-?\d+) lines?\))?")
 _MISSING = re.compile(r"can't find file to patch at input line (\d+)")
 _MALFORMED = re.compile(r"patch: \*\*\*\* (malformed patch at line (\d+).*|unexpected end.*|.* at line (\d+): .*)")
+_FORM = re.compile(r"(?:Hmm\.\.\.)?\s*(?:The next patch looks|Looks) like (?!a unified )(.+?) to me")
 _CREATES = re.compile(r"(?:Hmm\.\.\.)?\s*The next patch would create the file (.+),$")
 _ALREADY = (("Reversed (or previously applied) patch detected", "its change is there already"),
             ("which already exists!", "it creates a file that exists already"))
@@ -48,6 +49,7 @@ class PatchReport:
     missing_file: int | None
     already: str | None
     last_words: str
+    strange_form: str | None = None  # a part that GNU patch read as something else than a unified diff
 
     @property
     def failed(self) -> tuple[HunkReport, ...]:
@@ -98,7 +100,7 @@ def read_report(code: int, text: str) -> PatchReport:
     """Parse the output of `patch --verbose` under LC_ALL=C."""
     hunks: list[HunkReport] = []
     files: list[str] = ["?"]
-    malformed = missing = already = None
+    malformed = missing = already = strange = None
     for line in text.splitlines():
         if line.startswith("|"):  # the patch's own words, echoed
             continue
@@ -107,6 +109,8 @@ def read_report(code: int, text: str) -> PatchReport:
         elif match := _HUNK.match(line):
             hunks.append(HunkReport(files[-1], int(match[1]), match[2], files.count(files[-1]) - 1,
                                     int(match["offset"] or 0), int(match["fuzz"] or 0)))
+        elif match := _FORM.match(line):
+            strange = strange or match[1]
         elif match := _MISSING.match(line):
             missing = missing or int(match[1])
             files.append("?")
@@ -115,7 +119,8 @@ def read_report(code: int, text: str) -> PatchReport:
         else:
             already = already or next((plain for words, plain in _ALREADY if words in line), None)
     words = [line for line in text.splitlines() if line.strip() and not line.startswith("|")]
-    return PatchReport(code, tuple(hunks), malformed, missing, already, words[-1] if words else "it said nothing")
+    return PatchReport(code, tuple(hunks), malformed, missing, already, words[-1] if words else "it said nothing",
+                       strange)
 
 
 def _environment() -> dict[str, str]:

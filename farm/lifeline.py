@@ -145,8 +145,9 @@ class Supervised:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         child = cls(shim, ours, mark, argv)
-        order = {"argv": [str(a) for a in argv], "env": {**env, MARK: mark}, "cwd": str(cwd), "cores": list(cores),
-                 "stdout": str(stdout_path), "stderr": None if stderr_path is None else str(stderr_path),
+        # SPT_NOENV: setproctitle (vLLM names its engines with it) would wipe the environment that the marks stand in.
+        order = {"argv": [str(a) for a in argv], "env": {**env, MARK: mark, "SPT_NOENV": "1"}, "cwd": str(cwd),
+                 "cores": list(cores), "stdout": str(stdout_path), "stderr": None if stderr_path is None else str(stderr_path),
                  "stdin": None if stdin_path is None else str(stdin_path)}
         ours.sendall(json.dumps(order).encode() + b"\n")
         child._listen(lambda: child.pid or child._failed, timeout_s=30.0)

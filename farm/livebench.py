@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
 from farm.evidence import BuiltArm, Evidence, Span
 from farm.pins import Pin, PinStore
 from farm.plan import Cell
+from farm.pristine import Pristine
 from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.trees import Tree, TreeStore
 
 Progress = Callable[[str], None]
-POLL_S = 0.1
+_CODE_ERROR = re.compile(r"\b(Syntax|Indentation|Tab|Import|ModuleNotFound|Name|Attribute|Type|UnboundLocal)Error\b")
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,11 @@ class LiveBench:
     _trees: Mapping[str, Tree]
     _evidence: Evidence
     _spans: list[Span]
+    _pristine: Pristine
     _model: models.ModelFiles | None = None
-    _scratch: list[Path] = field(default_factory=list)
+    _booted: set[str] = field(default_factory=set)  # arms that have been healthy in this cell
+    _phase: datetime = field(default_factory=utc_now)  # when what is being done now began
+    _server: server.ServerProcess | None = None
 
     @classmethod
     def prepare(cls, workshop: Workshop, cell: Cell, card: Card, evidence: Evidence, spans: list[Span], *,
@@ -82,11 +88,21 @@ class LiveBench:
             for patch in tree.patches:
                 emit(Tagged(patch, {"arm": name}))
         bench = cls(card, cell.pin.name, cell.pin.config.version, cell.profile, arms, random.Random(cell.seed), cell.id,
-                    progress, emit, cell, workshop, environment, trees, evidence, spans)
+                    progress, emit, cell, workshop, environment, trees, evidence, spans, pristine)
         if cell.profile_config is not None:
             bench._model = _model(cell, workshop)
             evidence.model_sha256 = bench._model.sha256
         return bench
+
+    @property
+    def moment(self) -> datetime:
+        """When what is measured now began: the last request of a server, else the phase."""
+        return (self._server and self._server.last_request) or self._phase
+
+    def prove_trees(self) -> None:
+        """Raise InvalidMeasurement where an arm's tree is no longer as it was built (about 30 ms an arm)."""
+        for arm in self._spec.arms:
+            self._workshop.trees.prove(self._pristine, arm.patches)
 
     # --- serving ---------------------------------------------------------------------------------
 
@@ -105,28 +121,41 @@ class LiveBench:
             caches=self._workshop.root / "caches" / tree.id, log=log, card=self.card,
             stall_s=profile.stall_s, deadline_s=profile.boot_deadline_s,
         )
-        began, facts, log_tail = utc_now(), None, None
+        began, facts, log_tail, torn_down_from = utc_now(), None, None, None
+        booted_at = self._phase = began
         memory_before = cards.memory_used_bytes(self.card)
         try:
             with server.boot(spec, self.progress) as running:
                 facts = running.facts
                 self._span("boot", slot.arm, began)
-                began = utc_now()
+                self._booted.add(slot.arm)
+                began, self._server = utc_now(), running
                 yield running
                 self._span("requests", slot.arm, began)
-                began, facts = utc_now(), running.facts  # again: lines about compilation come while it serves
+                began = torn_down_from = utc_now()
+                facts = running.facts  # again: lines about compilation come while it serves
             cards.wait_memory_back(self.card, memory_before)
         except BootFailure as error:
             log_tail = error.log_tail or str(error)
+            if facts is None and self._is_the_trees_fault(slot.arm, error):
+                raise TreeFailure(f"arm {slot.arm} does not boot, where {', '.join(sorted(self._booted))} did on this card "
+                                  f"before: {error}\n{log_tail}") from error
             raise
         finally:
-            ended = utc_now()
+            ended, self._server = utc_now(), None
             self._span("boot" if facts is None else "teardown", slot.arm, began)
             self._evidence.card = {**self._evidence.card, "power_limit_after_w": cards.power_limit_w(self.card)}
             served, facts = facts is not None and log_tail is None, facts or BootFacts()
             self._emit(Tagged(
-                BootRow(served, log_tail, facts.gaps, (ended - began).total_seconds()),
-                {"arm": slot.arm, "boot": slot.boot, "pair": slot.pair, "order": slot.order, **facts.conditions()}))
+                BootRow(served, log_tail, facts.gaps,
+                        None if torn_down_from is None else (ended - torn_down_from).total_seconds()),
+                {"started_utc": booted_at, "ended_utc": ended, "arm": slot.arm, "boot": slot.boot, "pair": slot.pair,
+                 "order": slot.order, **facts.conditions()}))
+
+    def _is_the_trees_fault(self, arm: str, error: BootFailure) -> bool:
+        """A patched tree that ends in a Python error of its code's kind, where another arm booted before."""
+        others = self._booted - {arm}
+        return bool(error.reason is Reason.BOOT_DIED and self.arms[arm].patches and others and _CODE_ERROR.search(str(error)))
 
     def order(self, arms: Sequence[str], boots: int) -> list[BootSlot]:
         return balanced_order(arms, boots)
@@ -176,10 +205,12 @@ class LiveBench:
                 status = child.wait(timeout_s)
             printed = out.read_text(encoding="utf-8", errors="replace").splitlines()
             tail = "\n".join(err.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
-        if status is None:
-            raise TreeFailure(f"the script ran past {timeout_s:.0f} s in arm {arm}:\n{tail}")
         if status != 0:
-            raise TreeFailure(f"the script ended with status {status} in arm {arm}:\n{tail}")
+            ended = f"ran past {timeout_s:.0f} s" if status is None else f"ended with status {status}"
+            last = tail.rpartition("\n")[2]
+            # Without a patch there is no patch to count it against.
+            kind = TreeFailure if self.arms[arm].patches else FarmError
+            raise kind(f"the script {ended} in arm {arm}: {last}\n{tail}")
         lines = [json.loads(line) for line in printed if line.startswith("{")]
         _check_attested(lines, tree, arm)
         yield from (line for line in lines if line.get("event") != "attest")
@@ -210,7 +241,7 @@ class LiveBench:
 
     @contextmanager
     def _spanned(self, kind: str, arm: str) -> Iterator[None]:
-        began = utc_now()
+        began = self._phase = utc_now()
         try:
             yield
         finally:

@@ -17,6 +17,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,12 @@ class Request:
     resume: str | None = None
     address: str | None = None
 
+    def resumption(self, run: str) -> str:
+        """The command that goes on with `run`, what it was asked included."""
+        given = {"--only": ",".join(self.only), "--results": self.results, "--address": self.address, "--resume": run}
+        called = [sys.argv[0]] if sys.argv[0].endswith("matrix.py") else [sys.argv[0], "matrix"]
+        return shlex.join([*called, str(self.config), *(w for k, v in given.items() if v for w in (k, v))])
+
 
 def default_results() -> str:
     """FARM_RESULTS, or the user's data directory."""
@@ -63,12 +70,18 @@ def default_results() -> str:
 
 def main(request: Request, console: Console) -> int:
     """Run a matrix; the return value is the exit code."""
+    with _interruptible():
+        return _main(request, console)
+
+
+def _main(request: Request, console: Console) -> int:
     began = time.monotonic()
     try:
         loaded = config.load(request.config, request.only)
         store = Store.open(request.results or default_results())
         cells = preflight(loaded, lambda text: console.print(
             f"{datetime.now():%H:%M:%S} [preflight] {text}", highlight=False, markup=False, soft_wrap=True))
+        dispatch.probe(request.address)
         run, done = _run_id(loaded.matrix.name, request.resume, store, cells)
     except UsageError as error:
         console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -76,7 +89,7 @@ def main(request: Request, console: Console) -> int:
     except EnvironmentBuildError as error:
         console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return exit_code([error.verdict])
-    info = RunInfo(run, *project_state(config.PROJECT))
+    info = RunInfo(run, *project_state(loaded.series_root), series=str(loaded.series_root))
     return _Run(request, loaded, store, info, console, began).execute([c for c in cells if c.id not in done], done)
 
 
@@ -88,6 +101,10 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> list[plan.Ce
     """
     require_gnu_patch()
     cache = default_cache()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the cache folder {cache} cannot be made ({error.strerror}); set FARM_CACHE to another") from error
     pins, trees = PinStore(cache), TreeStore(cache)
     wanted = {pin for cell in loaded.cells for pin in (cell.config.pins or loaded.matrix.pins)}
     series: dict[str, Series] = {
@@ -95,10 +112,20 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> list[plan.Ce
     }
     cells = plan.cells(loaded, series, read_tests(loaded.series_root))
     for name in sorted(wanted):
-        pristine = pins.pristine(Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name]), say)
+        pin = Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name])
+        pristine = pins.pristine(pin, say)
+        for version in _test_versions(cells, name):
+            pins.sdist(version, pin, say)
         for patches in {arm.patches for cell in cells if cell.pin.name == name for arm in cell.arms}:
             trees.build(pristine, patches)
     return cells
+
+
+def _test_versions(cells: Sequence[plan.Cell], pin: str) -> set[str]:
+    """Releases whose own tests the cells of a pin want: from their sdists, which a registry may not have."""
+    suites = [(cell, suite) for cell in cells if cell.pin.name == pin for suite in getattr(cell.job, "suites", ())]
+    wanted = {cell.pin.config.version for cell, suite in suites if suite.source != "series"}
+    return wanted | {suite.version for _, suite in suites if suite.source == "newer" and suite.version}
 
 
 def read_tests(series_root: Path) -> dict[str, bytes]:
@@ -114,19 +141,24 @@ class _Run:
     def __init__(self, request: Request, loaded: config.Loaded, store: Store, info: RunInfo, console: Console,
                  began: float) -> None:
         self._request, self._loaded, self._store, self._info = request, loaded, store, info
-        self._console, self._began, self._opened = console, began, utc_now()
+        self._console, self._began, self._opened, self._before_s = console, began, utc_now(), 0.0
+        for row in store.read("runs", info.run).to_pylist():  # a resumed run goes on where it was
+            self._opened, self._before_s = row["started_utc"], row["wall_s"] or 0.0
 
     def execute(self, cells: Sequence[plan.Cell], done: Mapping[str, Verdict]) -> int:
-        self._console.print(f"run {self._info.run}: {len(cells)} cells, results in {self._store.root}", highlight=False,
-                            soft_wrap=True)
+        self._console.print(f"run {self._info.run}: {len(cells)} cells, series {self._info.series}, results in "
+                            f"{self._store.root}", highlight=False, markup=False, soft_wrap=True)
         promised = len(cells) + len(done)
         self._write("running", None, promised)
         watcher = Progress(self._console)
         try:
-            with _interruptible(), _closing(watcher):
-                outcomes = self._dispatch(cells, watcher)
-        except KeyboardInterrupt:
+            with _closing(watcher):
+                outcomes = self._dispatch(cells, watcher) if cells else {}
+        except (KeyboardInterrupt, SystemExit):  # SystemExit: Ray's own handler of SIGTERM while it starts
             return self._interrupted(promised)
+        except BaseException:
+            self._write("failed", exit_code([Verdict.ERROR]), promised)
+            raise
         code = exit_code([*(o.verdict for o in outcomes.values()), *done.values()])
         self._write("finished", code, promised)
         self._store.compact(self._info.run)
@@ -135,7 +167,7 @@ class _Run:
 
     def _dispatch(self, cells: Sequence[plan.Cell], watcher: Progress) -> dict[str, Outcome]:
         matrix = self._loaded.matrix
-        with dispatch.attached(self._request.address), _interruptible():
+        with dispatch.attached(self._request.address), _interruptible():  # again: Ray sets a handler of its own
 
             def opened(cards: Sequence[Card]) -> None:
                 watcher.start([cell.id for cell in cells])
@@ -149,8 +181,8 @@ class _Run:
         left = _wait_gone(self._info.run)
         self._write("interrupted", INTERRUPTED_EXIT, cells)
         self._console.print(
-            f"interrupted; finished cells are in {self._store.root}. Go on with: farm matrix {self._request.config} "
-            f"--resume {self._info.run}", highlight=False, soft_wrap=True)
+            f"interrupted; finished cells are in {self._store.root}. Go on with: {self._request.resumption(self._info.run)}",
+            highlight=False, markup=False, soft_wrap=True)
         if left:
             self._console.print(f"still running and ours: processes {', '.join(map(str, left))}", style="red")
         return INTERRUPTED_EXIT
@@ -164,7 +196,7 @@ class _Run:
             "project_commit": self._info.project_commit, "project_dirty": self._info.project_dirty,
             "name": self._loaded.matrix.name, "status": status, "exit_code": code, "command": list(sys.argv),
             "config": self._loaded.source.path.read_text(encoding="utf-8"), "cells": cells,
-            "wall_s": time.monotonic() - self._began, "vllm_s": covered_s(spans),
+            "wall_s": self._before_s + time.monotonic() - self._began, "vllm_s": covered_s(spans),
         })
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 NOWHERE = "/dev/null"
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_BODY = re.compile(rb"[+ ].|-[^-]")  # a hunk's line; not `-- `, which comes before a mail's signature
 _GIT = re.compile(rb"diff --git (\S+) (\S+)")
 _BINARY = (b"GIT binary patch", b"Binary files ")
 _GIT_WORDS = (b"index ", b"old mode ", b"new mode ", b"deleted file mode ", b"new file mode ", b"similarity index ",
@@ -70,6 +71,9 @@ def parse_patch(data: bytes) -> tuple[FilePatch, ...]:
         begin = at
         headers, symlink, at = _headers(lines, at)
         if at == begin:
+            if _HUNK.match(lines[at]):
+                raise PatchSyntaxError("this hunk belongs to no file, and GNU patch would silently leave it out: a line stands "
+                                       "between it and the hunk before, or that one's line counts are too small", at + 1)
             at += 1
             continue
         hunks: list[Hunk] = []
@@ -77,6 +81,12 @@ def parse_patch(data: bytes) -> tuple[FilePatch, ...]:
             old, new = (_span(match[1], match[2]), _span(match[3], match[4]))
             hunks.append(Hunk(at + 1, old, new))
             at = _body_end(lines, at + 1, old[1], new[1])
+        if not hunks and lines[at - 1].startswith(b"+++ "):
+            raise PatchSyntaxError("no hunk (`@@ -1,2 +1,2 @@`) follows these headers: the diff was cut off, or is of "
+                                   "another form than unified", begin + 1)
+        if hunks and at < len(lines) and _BODY.match(lines[at]):
+            raise PatchSyntaxError(f"the hunk on line {hunks[-1].line} has more lines than its counts say, and GNU patch would "
+                                   "silently leave this one out", at + 1)
         starts.append(begin)
         found.append((headers, tuple(hunks), symlink))
     if not found:

@@ -88,6 +88,9 @@ def cells(loaded: Loaded, series: Mapping[str, Series], tests: Mapping[str, byte
                                tests if config.job == "unit" else {})
             words = [config.job, config.name, (config.profile or "").replace("/", "-"), pin_name]
             cell_id = "-".join([w for w in words if w] + [identity[:8]])
+            if len(cell_id) > 140:  # with its attempt it names files
+                raise loaded.source.error(f"cell {cell_id}: its name has {len(cell_id)} characters of at most 140; shorten "
+                                          "the names of the cell, its profile or its pin", ("cells",))
             if cell_id in made:
                 raise loaded.source.error(f"cell {cell_id} stands twice in the matrix; give the options or leave one out",
                                           ("cells",))

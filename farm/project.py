@@ -13,12 +13,15 @@ from pathlib import Path
 CODE = ("farm", "jobs", "patches", "configs")
 
 
-def project_state(root: Path) -> tuple[str, bool | None]:
-    """(commit, whether the work tree differs from it), or (`content-<hash>`, None) outside a repository."""
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None or _git(root, "rev-parse", "--show-toplevel") != str(root.resolve()):
-        return f"content-{content_hash(root)}", None
-    return commit, bool(_git(root, "status", "--porcelain"))
+def project_state(series: Path) -> tuple[str, bool | None]:
+    """(commit, whether the work tree differs from it) of the repository that keeps this series directory.
+
+    Where git is not there or does not keep it: (`content-<hash>` of the project around the series, None).
+    """
+    top = _git(series, "rev-parse", "--show-toplevel")
+    if top is None or _git(series, "ls-files", "--error-unmatch", "series") is None:
+        return f"content-{content_hash(series.parent)}", None
+    return _git(series, "rev-parse", "HEAD") or "", bool(_git(Path(top), "status", "--porcelain"))
 
 
 def content_hash(root: Path) -> str:

@@ -201,6 +201,7 @@ TREE: list[pa.Field] = [
     pa.field("pin", pa.string()),
     pa.field("flavour", pa.string()),
     pa.field("tree", pa.string()),
+    pa.field("series", pa.string()),  # directory that the patches were read from
     pa.field("series_sha256", pa.string()),
     pa.field("patches", pa.list_(_PATCH)),
     pa.field("project_commit", pa.string()),
@@ -263,7 +264,8 @@ WORKLOAD: list[pa.Field] = [
 
 CONDITIONS: list[pa.Field] = TREE + CARD + SERVING + BOOT + WORKLOAD
 
-_ARM = pa.struct([("arm", pa.string()), ("tree", pa.string()), ("patches", pa.list_(_PATCH))])
+_ARM = pa.struct([("arm", pa.string()), ("tree", pa.string()), ("patches", pa.list_(_PATCH)),
+                  ("env", pa.map_(pa.string(), pa.string())), ("args", pa.list_(pa.string()))])
 _SPAN = pa.struct([("kind", pa.string()), ("arm", pa.string()), ("started_utc", _TS), ("ended_utc", _TS)])
 
 _OWN: dict[str, list[pa.Field]] = {

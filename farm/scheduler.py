@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from farm.bench import Card, Needs
-from farm.records import Verdict
+from farm.records import Reason, Verdict
+
+NOT_AGAIN = frozenset({Reason.BAD_CONFIG})  # another attempt would say the same
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,10 @@ class Scheduler:
         state.tried.append(uuid)
         return Assignment(state.task.id, uuid, len(state.tried))
 
-    def finished(self, cell: str, verdict: Verdict) -> bool:
+    def finished(self, cell: str, verdict: Verdict, reason: Reason | None = None) -> bool:
         """Take the end of an attempt; True where the verdict is the cell's final one."""
         state = self._cells[cell]
-        if verdict is Verdict.ERROR and len(state.tried) < self._attempts:
+        if verdict is Verdict.ERROR and reason not in NOT_AGAIN and len(state.tried) < self._attempts:
             self._again.append(state)
             return False
         self._close(state, verdict)

@@ -183,6 +183,9 @@ def _check_paths(patch: PatchFile) -> None:
             if _escapes(path):
                 raise patch.error(f"{path} leads out of the tree; a patch may only name files below its root",
                                   section.line)
+            if path != str(PurePosixPath(path)) or not path.isprintable() or _too_long(path):
+                raise patch.error(f"{path[:80]!a} is not a plain path; write it without //, ./ and odd characters, in UTF-8, "
+                                  "and shorter", section.line)
         for path in section.paths:
             if path.endswith((".orig", ".rej")):
                 raise patch.error(f"it carries {path}, a left-over of an earlier patch run; take that part out",
@@ -193,6 +196,10 @@ def _check_paths(patch: PatchFile) -> None:
 
 def _escapes(path: str) -> bool:
     return path.startswith("/") or ".." in PurePosixPath(path).parts
+
+
+def _too_long(path: str) -> bool:
+    return len(path.encode()) > 1000 or any(len(part.encode()) > 255 for part in path.split("/"))
 
 
 # --- applying -------------------------------------------------------------------------------
@@ -245,6 +252,11 @@ def _rooted(package_root: Path, patch: PatchFile) -> tuple[int, tuple[FilePatch,
     tops = {path.split("/", 1)[0] for section in sections for path in section.paths}
     if PACKAGE not in tops and tops != {TESTS}:
         return 1, sections
+    for section in sections:
+        for path in section.paths:
+            if not path.startswith(f"{PACKAGE}/") and (package_root / path).is_file():
+                raise patch.error(f"{path} is rooted at the vllm package, other parts at the repository (a/vllm/…): it "
+                                  "would be left out. Root all of it alike", section.line)
     return 2, tuple(s for s in sections if any(path.startswith(f"{PACKAGE}/") for path in s.paths))
 
 
@@ -259,6 +271,9 @@ def _only(patch: PatchFile, inside: Sequence[FilePatch]) -> bytes:
 
 def _refuse(patch: PatchFile, inside: Sequence[FilePatch], report: PatchReport) -> None:
     expected = sum(len(section.hunks) for section in inside)
+    if report.strange_form is not None:
+        raise patch.error(f"GNU patch took a part of it for {report.strange_form}, which it applies too, unseen by any check "
+                          "here; a patch holds unified diffs alone")
     if report.malformed is not None:
         line, said = report.malformed
         raise patch.error(f"GNU patch calls it malformed here ({said}): a hunk's line counts do not fit its lines. "

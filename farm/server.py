@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import httpx
@@ -96,6 +97,7 @@ class ServerProcess:
         self._log_start = spec.log.stat().st_size if spec.log.exists() else 0
         self._parsed: tuple[int, BootFacts] | None = None
         self._boot_s: float | None = None
+        self.last_request: datetime | None = None  # when it was sent
         self._begun = time.monotonic()
         # The working directory comes first on the path of `python -m`: an empty one of ours.
         cwd = folder / "cwd"
@@ -156,6 +158,7 @@ class ServerProcess:
     def complete(self, prompt: Prompt, *, max_tokens: int, seed: int | None = None, temperature: float = 0.0,
                  deadline_s: float) -> Reply:
         """One streamed completion.  Raises RequestFailed; ServerLost where the server did not outlive it."""
+        self.last_request = datetime.now(timezone.utc)
         try:
             return self._complete(prompt.token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature,
                                   deadline_s=deadline_s)

@@ -59,8 +59,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "direction", Direction(self.direction))
-        if self.margin < 0 or (self.tolerance or 0) < 0 or self.min_pairs < 1:
-            raise ValueError(f"rule for {self.metric}: margin and tolerance are at least 0, min_pairs at least 1")
+        if not 0 <= self.margin < math.inf or not 0 <= (self.tolerance or 0) < math.inf or self.min_pairs < 1:
+            raise ValueError(f"rule for {self.metric}: margin and tolerance are finite and at least 0, min_pairs at least 1")
 
 
 @dataclass(frozen=True)

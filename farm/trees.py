@@ -19,10 +19,10 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
-from farm.errors import EnvironmentBuildError, FarmError
+from farm.errors import EnvironmentBuildError, FarmError, InvalidMeasurement
 from farm.manifest import Manifest, is_bytecode, sha256_of, walk
 from farm.pristine import PACKAGE, Pristine, link_or_copy, some
-from farm.records import PatchRow
+from farm.records import PatchRow, Reason
 from farm.series import PatchFile, apply_patch, series_sha256
 
 FORMAT = 1  # goes into every id: raise it when trees are built in another way
@@ -67,6 +67,16 @@ class TreeStore:
             raise EnvironmentBuildError(f"tree {tree_id} was not free within {LOCK_S:.0f} s: another process holds "
                                         f"{error.lock_file}") from error
 
+    def prove(self, pristine: Pristine, patches: Sequence[PatchFile]) -> None:
+        """Raise InvalidMeasurement where a file of this tree, or of its pristine, was written to since it was built."""
+        changed = pristine.manifest.changed(pristine.package)
+        tree_id = identity(pristine, patches)
+        if changed or _load(self._folder / tree_id, pristine, patches) is None:
+            what = f"{some(changed)} below {pristine.package}" if changed else f"a file below {self._folder / tree_id}"
+            raise InvalidMeasurement(f"the tree changed while it was measured: {what} was written to. Trees share "
+                                     "their files, so no arm is what it says; look for a test or script that edits vllm, then: "
+                                     f"rm -r {pristine.package.parent} {self._folder}", reason=Reason.WRONG_TREE)
+
     def _make(self, root: Path, pristine: Pristine, patches: Sequence[PatchFile]) -> Tree:
         for left in self._folder.glob(f"{root.name}.*"):
             shutil.rmtree(left)
@@ -76,6 +86,9 @@ class TreeStore:
             rows = tuple(apply_patch(beside / PACKAGE, patch, position) for position, patch in enumerate(patches))
             _write_dist_info(beside, pristine, rows)
             _prove_untouched(pristine, rows)
+            if _load(beside, pristine, patches) is None:
+                raise patches[-1].error("a file of the tree differs that no patch names: GNU patch did more than the patches' "
+                                        "own headers say; write them anew with git diff")
             beside.chmod(0o755)
             if root.exists():  # it is not whole: out of the way first, a process may still run from it
                 os.rename(root, root.with_name(f"{root.name}.broken"))

@@ -105,9 +105,10 @@ class Worker:
         evidence.card = cards.conditions(self._card)
 
         def emit(tagged: Tagged) -> None:
-            table, row = evidence.row(tagged, spans[-1].started_utc if spans else None)
+            table, row = evidence.row(tagged, bench.moment if bench is not None else None)
             events.put(Rows(table, [row]))
 
+        bench: LiveBench | None = None
         bench = LiveBench.prepare(self._workshop, cell, self._card, evidence, spans, emit=emit,
                                   progress=lambda text: events.put(Progress(text)))
         outcome: Outcome | None = None
@@ -116,6 +117,7 @@ class Worker:
                 outcome = event
             else:
                 emit(event)
+        bench.prove_trees()
         if outcome is None:
             raise InvalidMeasurement(f"job {cell.job.name} ended without an outcome", reason=Reason.MISSING_ROWS)
         return outcome

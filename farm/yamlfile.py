@@ -18,6 +18,7 @@ from farm.errors import UsageError
 
 Loc = tuple[str | int, ...]
 T = TypeVar("T")
+MOST_NODES = 100_000  # aliases written out: a few lines can stand for billions
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def read(path: Path) -> YamlFile:
         ) from error
     except yaml.YAMLError as error:  # characters that YAML does not allow come without a mark
         raise UsageError(f"is not valid YAML: {' '.join(str(error).split())}", file=path) from error
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, AttributeError) as error:  # AttributeError: `!!timestamp x`
         raise UsageError(f"is not usable YAML: {type(error).__name__}: {error}", file=path) from error
     if not isinstance(data, dict):
         raise UsageError("must be a mapping of keys to values", file=path, line=1)
@@ -70,6 +71,8 @@ def read(path: Path) -> YamlFile:
 def _walk(node: yaml.Node, loc: Loc, lines: dict[Loc, int], path: Path, above: tuple[int, ...] = ()) -> None:
     if id(node) in above:
         raise UsageError("an anchor contains itself", file=path, line=node.start_mark.line + 1)
+    if len(lines) > MOST_NODES:
+        raise UsageError(f"its aliases stand for more than {MOST_NODES} values", file=path, line=node.start_mark.line + 1)
     above = (*above, id(node))
     lines.setdefault(loc, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):

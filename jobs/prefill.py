@@ -10,6 +10,7 @@ While a prompt is prefilled the pool gauge is sampled.  Recorded per request:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ class Expect:
     direction: Literal["lower", "higher", "unchanged"]
     margin: float = 0.01  # relative
     at: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < math.inf:
+            raise ValueError(f"margin {self.margin} must be a number, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,19 @@ class Prefill:
             raise ValueError("prompts must list at least one length of one token or more")
         if len(set(self.prompts)) != len(self.prompts):
             raise ValueError("prompts lists a length twice: the second would be cached")
-        if self.boots < 1 or self.interval_s <= 0 or self.deadline_s <= 0 or self.settle_s < 0:
-            raise ValueError("boots, interval_s, deadline_s must be positive and settle_s not negative")
+        finite = all(map(math.isfinite, (self.interval_s, self.deadline_s, self.settle_s)))
+        if not finite or self.boots < 1 or self.interval_s <= 0 or self.deadline_s <= 0 or self.settle_s < 0:
+            raise ValueError("boots, interval_s, deadline_s must be positive and settle_s not negative, none infinite")
+        if self.max_tokens < 1 or self.warmup_tokens < 0:
+            raise ValueError("max_tokens must be positive and warmup_tokens not negative")
         for rule in self.expect:
             if missing := sorted(set(rule.at) - set(self.prompts)):
                 raise ValueError(f"expect.at names lengths that prompts does not list: {missing}")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and reply."""
+        return max(self.prompts) + self.max_tokens
 
     def run(self, bench: Bench) -> Iterator[Event]:
         arms = list(bench.arms)

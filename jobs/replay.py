@@ -138,6 +138,11 @@ class Replay:
                         raise ValueError(f"expect of {name!r}, arm {arm!r}: {metric} has {len(values)} values "
                                          f"for {len(known[name].prompts)} prompts")
 
+    @property
+    def arms_named(self) -> set[str]:
+        """Arms that `expect` names."""
+        return {arm for rule in self.expect.values() for arm in rule.arms}
+
     def run(self, bench: Bench) -> Iterator[Event]:
         """Three measurements a prompt and arm as the driver reports them, then the outcome."""
         arms = tuple(bench.arms)

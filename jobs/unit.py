@@ -5,22 +5,34 @@ says nothing: outcomes are compared test by test between the first arm (the
 baseline) and each other arm.  A test that only the other arm fails is run
 again on all arms before it counts; one that then disagrees with itself is
 flaky, and no evidence.  An expectation may name the exact failing set of an arm.
+A test that the baseline fails too excuses nothing but itself: a file that only
+the other arm cannot collect is broken, and an arm on which no test passes is
+never praised, unless its expectation names what fails there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
+
+from packaging.version import InvalidVersion, Version
 
 from farm.bench import Bench, Event, Needs, Suite, TestRun
 from farm.errors import InvalidMeasurement
+from farm.graft import test_path
 from farm.records import Outcome, Reason, Tagged, TestRow, Verdict
 
 SOURCES = ("pin", "newer", "series")
 GOOD = ("passed", "xpassed", "xfailed", "skipped")
 BAD = ("failed", "error", "crashed", "timeout")
+PASSED = ("passed", "xpassed")
+STOPPED = ("error", "crashed")  # before the test's own words ran, or instead of them
 NAMES = 5  # that a sentence lists
+MAX_WORKERS = 64
 
 
 @dataclass(frozen=True)
@@ -103,8 +115,24 @@ def _check(suite: Suite) -> None:
         raise ValueError(f"suite {suite.name}: select is empty; name paths or node ids, e.g. tests/v1/core")
     if suite.source == "newer" and not (suite.version and any("::" in entry for entry in suite.select)):
         raise ValueError(f"suite {suite.name}: source newer needs a version and node ids (path::test) to take from it")
-    if suite.workers < 0 or suite.timeout_s <= 0 or suite.deadline_s <= 0:
+    for entry in suite.select:
+        path = PurePosixPath(test_path(entry)[0])
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"suite {suite.name}: select entry {entry!r} leaves the tests' root; give a path relative to it")
+    if suite.version is not None and not _is_version(suite.version):
+        raise ValueError(f"suite {suite.name}: {suite.version!r} is no version; give one of PyPI's, e.g. 0.30.0")
+    if suite.workers > MAX_WORKERS:
+        raise ValueError(f"suite {suite.name}: workers is at most {MAX_WORKERS}")
+    if suite.workers < 0 or not 0 < suite.timeout_s < math.inf or not 0 < suite.deadline_s < math.inf:
         raise ValueError(f"suite {suite.name}: workers is 0 or more, timeout_s and deadline_s are above 0")
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return text == text.strip()
 
 
 def _run(bench: Bench, name: str, parts: Sequence[Suite], number: int) -> Iterator[Event]:
@@ -124,11 +152,22 @@ def _run(bench: Bench, name: str, parts: Sequence[Suite], number: int) -> Iterat
 
 def _narrowed(suite: Suite, tests: Sequence[str]) -> list[Suite]:
     """Suites that run just these tests.  Where newer tests sit in the pin's file, the pin's own need no graft."""
+    if wholes := [t for t in tests if "::" not in t]:
+        if suite.source == "newer":
+            return [suite]  # the pin may lack that file, and what the graft brings is few tests
+        again = [e for whole in wholes for e in _entries(suite, whole)]
+        tests = list(dict.fromkeys([*again, *(t for t in tests if "::" in t)]))
     named = {e.partition("[")[0] for e in suite.select if "::" in e}
     grafted = [t for t in tests if suite.source != "newer" or t.partition("[")[0] in named]
     own = [t for t in tests if t not in grafted]
     parts = [replace(suite, select=tuple(grafted))] if grafted else []
     return parts + ([replace(suite, source="pin", select=tuple(own))] if own else [])
+
+
+def _entries(suite: Suite, whole: str) -> list[str]:
+    """What to select so that a file or conftest is collected again."""
+    taken = [e for e in suite.select if _takes(whole, test_path(e)[0])]
+    return taken or [whole.removesuffix("conftest.py").rstrip("/") or "."]
 
 
 # --- comparing: pure --------------------------------------------------------------------------
@@ -158,6 +197,13 @@ class Seen:
     def get(self, nodeid: str) -> TestRow | None:
         return self.rows.get(nodeid) or self.above(nodeid)
 
+    def takes(self, whole: str) -> list[str]:
+        """The tests of this arm that lie in a file or below a conftest."""
+        return [n for n in self.rows if "::" in n and _takes(whole, n.partition("::")[0])]
+
+    def passes(self) -> bool:
+        return any(row.outcome in PASSED for row in self.rows.values())
+
 
 def _takes(whole: str, path: str) -> bool:
     where = whole.removesuffix("conftest.py").rstrip("/")
@@ -171,24 +217,49 @@ def broken(rounds: Rounds, baseline: str, arm: str) -> dict[str, TestRow]:
     """Tests that fail on `arm` in every round that tells, and on the baseline in none; with the failing row.
 
     A test that the arm could not collect, because its file fails there, counts as failing; one that the
-    baseline did not report at all has nothing to excuse it.
+    baseline did not report at all has nothing to excuse it.  A file or conftest that only the arm cannot
+    collect is broken itself, unless a test that it takes is.  Where nothing passes on the arm, a test that
+    failed by its own words on the baseline and no longer gets to them is broken too.
     """
     ours, theirs = rounds[0][baseline], rounds[0][arm]
-    found = {}
-    for nodeid in dict.fromkeys([*ours.rows, *theirs.rows]):
+    idle = not any(views[arm].passes() for views in rounds)
+    found: dict[str, TestRow] = {}
+    wholes = {row.nodeid for row in theirs.wholes}
+    nodeids = dict.fromkeys([*ours.rows, *theirs.rows])
+    for nodeid in sorted(nodeids, key=wholes.__contains__):  # stable: tests first
         before, after = ours.rows.get(nodeid), theirs.get(nodeid)
-        if after is None or after.outcome not in BAD or (before is not None and before.outcome not in GOOD):
+        if after is None or after.outcome not in BAD:
             continue
-        if before is None and after in theirs.wholes and any(_takes(nodeid, t.partition("::")[0]) for t in ours.rows):
-            continue  # its tests, which the baseline has, are counted one by one
+        if before is not None and before.outcome not in GOOD and not (idle and _stopped(rounds, nodeid, baseline, arm)):
+            continue
+        if nodeid in wholes and any("::" in n and _takes(nodeid, n.partition("::")[0]) for n in found):
+            continue  # counted, test by test
         if not flaky(rounds, nodeid, baseline) and not flaky(rounds, nodeid, arm):
             found[nodeid] = after
     return found
 
 
+def _stopped(rounds: Rounds, nodeid: str, baseline: str, arm: str) -> bool:
+    """Whether a test always fails by its own words on the baseline, and on the arm never gets to them."""
+    def all_in(name: str, outcomes: Sequence[str]) -> bool:
+        rows = [views[name].rows.get(nodeid) for views in rounds]
+        return rows[0] is not None and all(r.outcome in outcomes for r in rows if r is not None)
+
+    return all_in(baseline, ("failed",)) and all_in(arm, STOPPED)
+
+
 def flaky(rounds: Rounds, nodeid: str, arm: str) -> tuple[str, ...]:
-    """The outcomes of a test that disagreed with itself on one arm; empty where it did not."""
-    seen = [row.outcome for row in (views[arm].get(nodeid) for views in rounds) if row is not None]
+    """The outcomes of a test that disagreed with itself on one arm; empty where it did not.
+
+    A file or conftest has a row only where it fails: that its tests have rows says that it was collected.
+    """
+    seen = []
+    for views in rounds:
+        row = views[arm].get(nodeid)
+        if row is not None:
+            seen.append(row.outcome)
+        elif "::" not in nodeid and views[arm].takes(nodeid):
+            seen.append("passed")
     return tuple(seen) if set(seen) & set(GOOD) and set(seen) & set(BAD) else ()
 
 
@@ -213,25 +284,36 @@ def examine(suite: Suite, rounds: Rounds, arms: Sequence[str], expected: Mapping
     suspects = dict.fromkeys(t for arm in arms[1:] for t in broken(rounds[:1], baseline, arm))
     unsure = {(arm, t): seen for t in suspects for arm in arms if (seen := flaky(rounds, t, arm))}
     shaky = tuple(f"{_short(t)} on {arm} ({', '.join(seen)})" for (arm, t), seen in unsure.items())
-    counts = [f"{len({n for arm in arms for n in first[arm].rows})} tests"]
-    counts += [f"{arm} {sum(r.outcome in BAD for r in first[arm].rows.values())} failing" for arm in arms]
+    tests = dict.fromkeys(n for arm in arms for n in first[arm].rows if "::" in n)
+    counts = [_count(tests)]
+    for arm in arms:
+        failing = [n for n in dict.fromkeys([*tests, *first[arm].rows]) if _fails(first[arm], n)]
+        counts.append(f"{arm} {_number(failing)} failing")
     for arm in arms[1:]:
+        ours, theirs = first[baseline], first[arm]
         excused = expected[arm].failing if arm in expected else ()
         lost = {n: r for n, r in broken(rounds, baseline, arm).items() if not _named(n, excused)}
-        if lost:
-            broke.append(f"{at}: {len(lost)} broken on {arm}: {_list(lost)} (the first: {_cause(lost)})")
-        pairs = [(row.outcome, first[arm].rows[n].outcome) for n, row in first[baseline].rows.items()
-                 if n in first[arm].rows]
+        if single := {n: r for n, r in lost.items() if "::" in n}:
+            broke.append(f"{at}: {len(single)} broken on {arm}: {_list(single)} (the first: {_cause(single)})")
+        if whole := {n: r for n, r in lost.items() if "::" not in n}:
+            taken = dict.fromkeys(t for n in whole for t in ours.takes(n))
+            broke.append(f"{at}: {_list(whole, str)} cannot be collected on {arm}, and with it "
+                         f"{_count(taken)} of {baseline} (the first: {_cause(whole)})")
+        pairs = [(row.outcome, theirs.rows[n].outcome) for n, row in ours.rows.items() if n in theirs.rows]
         fixed = sum(a in BAD and b in GOOD and b != "skipped" for a, b in pairs)
-        still = sum(a in BAD and b in BAD for a, b in pairs)
-        counts.append(f"{arm} against {baseline}: fixed {fixed}, broken {len(lost)}, still failing {still}")
+        still = [n for n, row in ours.rows.items() if row.outcome in BAD and n not in lost and _fails(theirs, n)]
+        counts.append(f"{arm} against {baseline}: fixed {fixed}, broken {_number(lost)}, still failing {_number(still)}")
         if still:
-            unproven.append(f"{at}: {still} tests fail on {baseline} and {arm} alike and show nothing")
+            unproven.append(f"{at}: {_count(still)} fail on {baseline} and {arm} alike and show nothing")
         if hidden := sum(a in ("passed", "xpassed") and b == "skipped" for a, b in pairs):
             unproven.append(f"{at}: {hidden} tests that pass on {baseline} are skipped on {arm}")
         if gone := [n for n, row in first[baseline].rows.items()
                     if row.outcome in GOOD and "::" in n and first[arm].get(n) is None]:
             missing.append(f"{at}: {len(gone)} tests of {baseline} do not exist on {arm}: {_list(gone)}")
+        if not lost and not excused and not any(views[arm].passes() for views in rounds):
+            missing.append(_idle(at, arm, theirs))
+    if baseline in expected and not expected[baseline].failing and not any(v[baseline].passes() for v in rounds):
+        missing.append(_idle(at, baseline, first[baseline]))
     for arm in arms:
         if unmet := [n for n, row in first[arm].rows.items() if row.outcome == "missing"]:
             why = f" ({first[arm].note.splitlines()[0]})" if first[arm].note else ""
@@ -242,10 +324,21 @@ def examine(suite: Suite, rounds: Rounds, arms: Sequence[str], expected: Mapping
             missing += [f"{at}: expected to fail on {arm} and not run: {_list(absent)}"] if absent else []
     if shaky:
         unproven.append(f"{at}: flaky, so no evidence: {', '.join(shaky[:NAMES])}")
-    untold = tuple(arm for arm in arms if first[arm].vllm_path is None
-                   and any(r.outcome in ("passed", "xpassed") for r in first[arm].rows.values()))
+    untold = tuple(arm for arm in arms if first[arm].vllm_path is None and first[arm].passes())
     return Finding(f"{suite.name}: {', '.join(counts)}", tuple(broke), tuple(differs), tuple(missing), untold,
                    shaky, tuple(unproven), bool(expected))
+
+
+def _fails(seen: Seen, nodeid: str) -> bool:
+    row = seen.get(nodeid)
+    return row is not None and row.outcome in BAD
+
+
+def _idle(at: str, arm: str, seen: Seen) -> str:
+    fates = Counter(row.outcome for row in seen.rows.values())
+    told = ", ".join(f"{number} {outcome}" for outcome, number in fates.items()) or "no test at all"
+    return (f"{at}: nothing passes on {arm} ({told}), so nothing shows that its tree works; "
+            "select tests that pass there too, or name in `expect` what should fail")
 
 
 def _cause(lost: Mapping[str, TestRow]) -> str:
@@ -325,7 +418,19 @@ def _short(nodeid: str) -> str:
     return path.rpartition("/")[2] + colons + test
 
 
-def _list(nodeids: Sequence[str] | Mapping[str, Any]) -> str:
-    names = [_short(n) for n in nodeids]
+def _number(nodeids: Collection[str]) -> str:
+    """Tests by number alone; files and conftests, which are no tests, by name."""
+    return str(len(nodeids)) if all("::" in n for n in nodeids) else _count(nodeids)
+
+
+def _count(nodeids: Collection[str]) -> str:
+    wholes = sum("::" not in n for n in nodeids)
+    tests = len(nodeids) - wholes
+    parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((tests, "test"), (wholes, "file")) if n]
+    return " and ".join(parts) or "0 tests"
+
+
+def _list(nodeids: Sequence[str] | Mapping[str, Any], short: Callable[[str], str] = _short) -> str:
+    names = [short(n) for n in nodeids]
     more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
     return ", ".join(names[:NAMES]) + more

@@ -64,7 +64,7 @@ def test_a_cell_row_says_its_arms_options_and_times():
     spans = [Span("boot", "patched", *at(0, 4)), Span("requests", "patched", *at(3, 6))]
     row = evidence().cell_row(Outcome(Verdict.PASS, Reason.AS_EXPECTED, "fine"), spans, final=True)
     assert (row["verdict"], row["reason"], row["vllm_s"], row["final"]) == ("PASS", "as-expected", 6.0, True)
-    assert [(a["arm"], a["tree"]) for a in row["arms"]] == [("patched", "7ree")]
+    assert [(a["arm"], a["tree"]) for a in row["arms"]] == [("baseline", None), ("patched", "7ree")]
     assert row["options"] == '{"boots": 2}'
     assert set(row) <= set(records.SCHEMAS["cells"].names)
 

@@ -104,7 +104,7 @@ def test_the_environment_is_the_given_one_and_the_mark(start, tmp_path, monkeypa
     monkeypatch.setenv("FARM_TEST_LEAK", "1")
     child = start("import os; print(sorted(set(os.environ) - {'LC_CTYPE'}))", env={"A": "1"})
     child.wait(WAIT_S)
-    assert (tmp_path / "out").read_text().strip() == str(["A", lifeline.MARK])
+    assert (tmp_path / "out").read_text().strip() == str(["A", lifeline.MARK, "SPT_NOENV"])
 
 
 def test_directory_cores_core_dumps_session(start, tmp_path):

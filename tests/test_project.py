@@ -21,29 +21,29 @@ def git(root, *args):
 
 
 def test_outside_a_repository_the_content_speaks(project):
-    said, dirty = project_state(project)
+    said, dirty = project_state(project / "patches")
     assert (said, dirty) == (f"content-{content_hash(project)}", None)
     (project / "README.md").write_text("prose changes no result")
     (project / "farm/__pycache__").mkdir()
     (project / "farm/__pycache__/a.pyc").write_text("x")
-    assert project_state(project)[0] == said
+    assert project_state(project / "patches")[0] == said
     (project / "patches/series").write_text("other")
-    assert project_state(project)[0] != said
+    assert project_state(project / "patches")[0] != said
 
 
 def test_in_a_repository_the_commit_and_whether_files_differ(project):
     git(project, "init", "-q")
     git(project, "add", "-A")
     git(project, "commit", "-qm", "x")
-    commit, dirty = project_state(project)
+    commit, dirty = project_state(project / "patches")
     assert (len(commit), dirty) == (40, False)
     (project / "farm/a.py").write_text("changed")
-    assert project_state(project) == (commit, True)
+    assert project_state(project / "patches") == (commit, True)
 
 
-def test_a_copy_inside_somebody_elses_repository_is_not_that_repository(project):
+def test_a_series_that_the_repository_around_it_does_not_keep_is_not_that_repositorys(project):
     git(project, "init", "-q")
+    (project / ".gitignore").write_text("patches/\n")
     git(project, "add", "-A")
     git(project, "commit", "-qm", "x")
-    inner = project / "farm"
-    assert project_state(inner)[0].startswith("content-")
+    assert project_state(project / "patches")[0].startswith("content-")

@@ -12,7 +12,8 @@ import pytest
 from fake_wheels import write_wheel
 
 from farm import pristine as pristines
-from farm.errors import EnvironmentBuildError, FarmError, SeriesError
+from farm.errors import EnvironmentBuildError, FarmError, InvalidMeasurement, SeriesError
+from farm.records import Reason
 from farm.series import PatchFile
 from farm.trees import TreeStore, dist_version, identity
 
@@ -184,3 +185,15 @@ def test_real_trees(real_pin, tmp_path):
                           capture_output=True, check=True, timeout=120)
     assert json.loads(done.stdout.splitlines()[-1]) == [
         "0.29.0+cpu", str(pin.patched.package / "__init__.py"), "cpu", ["vllm"]]
+
+
+def test_a_write_through_a_tree_is_found_out_by_every_tree_that_shares_the_file(store, pristine):
+    one, other = store.build(pristine, ()), store.build(pristine, [PATCH])
+    store.prove(pristine, ())
+    with open(other.package / "__init__.py", "r+") as file:
+        file.write("VALUE = 2\n")
+    assert (one.package / "__init__.py").read_text() == "VALUE = 2\n"
+    for patches in ((), [PATCH]):
+        with pytest.raises(InvalidMeasurement, match="__init__.py") as caught:
+            store.prove(pristine, patches)
+        assert caught.value.reason is Reason.WRONG_TREE

@@ -39,7 +39,7 @@ class ScriptedJob:
 def attempt(tmp_path, monkeypatch):
     def prepare(workshop, cell, card, evidence, spans, *, emit, progress):
         emit(Tagged(PatchRow("a.patch", "1", 0, 1, 0, 0, ("x.py",)), {"arm": "patched"}))
-        return SimpleNamespace(progress=progress)
+        return SimpleNamespace(progress=progress, prove_trees=lambda: None, moment=None)
 
     monkeypatch.setattr(worker.LiveBench, "prepare", prepare)
 

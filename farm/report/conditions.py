@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from farm.report import expected
 from farm.stats import number
 
 Row = Mapping[str, Any]
@@ -40,6 +41,8 @@ def conditions(cell: Row, rows: Mapping[str, Sequence[Row]]) -> Iterable[tuple[s
                if r["prompt_sha256"] and r["prompt_tokens"] is not None}
     if prompts:
         yield "prompts", "; ".join(f"{n:,} tokens ({sha[:12]})" for n, sha in sorted(prompts))
+    yield from _told("expected", expected.words(cell["expect"]))
+    yield from _told("logs", _distinct(_logs(r) for r in rows["boots"]))
 
 
 def _told(label: str, value: str | None, more: str = "") -> Iterable[tuple[str, str]]:
@@ -69,6 +72,15 @@ def _pool(row: Row) -> str | None:
         return None
     how = {True: ", pinned", False: ", profiled", None: ""}[row["pool_pinned"]]
     return f"{row['pool_tokens']:,} tokens{how}"
+
+
+def _logs(boot: Row) -> str | None:
+    """The folder of a boot's logs, read off its environment: logs lie beside the caches of the trees."""
+    for _, value in boot["env"] or ():
+        root, found, _ = value.partition(f"/caches/{boot['tree']}/")
+        if found:
+            return f"{root}/logs/{boot['run']}/{boot['cell']}-{boot['attempt']}"
+    return None
 
 
 def _argv_hash(argv: Sequence[str] | None) -> str | None:

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from farm.records import Reason, Verdict
-from farm.report.view import CellView, RunView, view
+from farm.report.view import NOT_RUN, CellView, RunView, view
 from farm.store import Store
 
 ELEMENTS = {Verdict.FAIL.value: "failure", Verdict.INVALID.value: "error", Verdict.ERROR.value: "error",
@@ -29,7 +29,10 @@ def junit(store: Store, run: str) -> str:
         _add_cell(suite, cell)
     for number in range(shown.missing):
         case = ElementTree.SubElement(suite, "testcase", {"classname": "missing", "name": f"missing cell {number + 1}"})
-        _add_end(case, "error", Reason.MISSING_ROWS.value, "the matrix promised this cell and it left no row")
+        if shown.missing_words == NOT_RUN:
+            _add_end(case, "error", "not-run-yet", f"{NOT_RUN}: the run is {shown.status}")
+        else:
+            _add_end(case, "error", Reason.MISSING_ROWS.value, "the matrix promised this cell and it left no row")
     if said := _notes(shown):
         ElementTree.SubElement(suite, "system-out").text = _clean(said)
     root = ElementTree.Element("testsuites")

@@ -80,7 +80,8 @@ class Progress:
         return f"{sum(self._verdicts.values())} of {self._total}"
 
     def _line(self, card: str, text: str, style: str = "") -> None:
-        self._console.print(Text(f"{self._now():%H:%M:%S} [{card}] {text}", style), soft_wrap=True)
+        self._console.print(Text(f"{self._now():%H:%M:%S} [{card}] {text}", style),
+                            soft_wrap=not self._console.is_terminal)  # a terminal wraps at words, a log does not
         self._console.file.flush()  # a log that is a pipe would otherwise come in blocks
 
     def _screen(self) -> Group:

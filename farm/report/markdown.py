@@ -42,9 +42,10 @@ def _lines(run: RunView) -> Iterable[str]:
             yield from _folded(f"{_code(cell.cell)}: last lines of the log", _fenced(cell.tail[-TAIL_CHARACTERS:]))
     yield from _section("A/B, one value a boot", _table(
         ["cell", "metric", "prompt tokens", "arm values", "in words"],
-        [[_code(c.cell), f"{_code(c.metric)} ({_text(c.unit)})", _text(c.length),
+        [[_code(c.cell), f"{_code(c.metric)} ({_text(c.unit)}){'' if c.judged else ', not judged'}", _text(c.length),
           "; ".join(f"{_text(a.arm)} {', '.join(map(number, a.values))}" for a in c.arms), _text(c.words)]
          for c in run.contrasts]) if run.contrasts else [])
+    yield from ("", *(f"- {_text(line)}" for line in run.scenarios)) if run.scenarios else ()
     yield from _section("Tests", [line for suite in run.suites for line in _suite(suite)])
     yield from _section("Patches", _table(
         ["pin", "patch", "applied", "files"],

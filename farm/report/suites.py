@@ -14,6 +14,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PYTEST_ERROR = re.compile(r"^E\s+")  # what pytest puts before the lines of a failure
 FAILING = ("failed", "error", "crashed", "timeout")
 GOOD = ("passed", "xfailed", "xpassed", "skipped")
 
@@ -111,4 +112,4 @@ def _counts(rows: Sequence[Row]) -> str:
 def _messages(rows: Sequence[Row]) -> dict[str, str]:
     """Per test the first line of what it said where it failed, from its first round that says something."""
     said = ((r["nodeid"], plain(r["message"]).strip()) for r in reversed(rows) if r["outcome"] in FAILING)
-    return {nodeid: message.splitlines()[0] for nodeid, message in said if message}
+    return {nodeid: _PYTEST_ERROR.sub("", message.splitlines()[0]) for nodeid, message in said if message}

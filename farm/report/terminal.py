@@ -1,6 +1,7 @@
 """The final table of a run on a terminal, and the same without colour or lines in a log.
 
 Every text is put in as data, never as markup: a test's name may hold brackets.
+A cell goes by its short name; the section of conditions has its whole id.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from farm.report.suites import SuiteView
+from farm.report.suites import SuiteView, TestView
 from farm.report.view import CellView, Contrast, RunView, view
 from farm.stats import change_words, number, ratio
 from farm.store import Store
@@ -22,12 +23,14 @@ from farm.store import Store
 STYLES = {"PASS": "green", "FAIL": "bold red", "INVALID": "yellow", "ERROR": "magenta", "SKIP": "dim"}
 PLAIN_WIDTH = 100  # columns of a log, which says nothing of its own width
 DETAIL_COLUMN = 160  # from this width on the detail has a column of its own
+NARROW = 100  # below it the table of cells leaves out what is the same for all
 NAMES = 10  # tests that a group lists
+FIXED_NAMES = 3  # good news needs a count, and a few names to see which
 TAIL_LINES = 8
 
 
 def render_terminal(store: Store, run: str, console: Console) -> None:
-    """Print a run: the table of cells, then what was measured, tested and patched, times, and what is unproven.
+    """Print a run: the table of cells, then conditions, what was measured, tested and patched, times, and what is unproven.
 
     Raises UsageError where the store has no such run.
     """
@@ -36,35 +39,60 @@ def render_terminal(store: Store, run: str, console: Console) -> None:
         console = Console(file=console.file, width=max(PLAIN_WIDTH, console.width), color_system=None,
                           force_terminal=False, legacy_windows=False)
     for part in _parts(shown, console.width, lined=console.is_terminal):
-        console.print(part, highlight=False, markup=False, emoji=False)
+        whole = isinstance(part, Text) and bool(part.no_wrap)
+        console.print(part, highlight=False, markup=False, emoji=False, soft_wrap=whole)
 
 
 def _parts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
     wide = width >= DETAIL_COLUMN
-    columns = ["cell", "job", "profile", "pin", "card", "verdict", "reason", "seconds", *(["detail"] if wide else [])]
-    yield _table(columns, [_cell_row(c, detail=wide) for c in run.cells], lined, numbers=("seconds",))
+    if run.cells:
+        yield _table(*_cells(run, width, detail=wide), width, lined, numbers=("seconds",))
     ended = "" if run.exit_code is None else f", exit code {run.exit_code}"
     yield Text(f"run {run.run}: {run.summary}; {run.status}{ended}")
     if not wide:
         yield from _section("Verdicts", [line for c in run.cells for line in _detail(c)])
     else:
         yield from _section("Logs", [line for c in run.cells if c.tail for line in _tail(c)])
+    yield from _section("Conditions", list(_conditions(run)))
     if run.contrasts:
-        yield _heading("Measured, one value a boot; change and ratios are of the means")
-        yield from _contrasts(run, lined=lined)
-    yield from _section("Tests", [line for s in run.suites for line in _suite_lines(s)])
+        yield _heading("Measured, one value a boot; change and ratio (second arm / first) are of the means")
+        yield from _contrasts(run, width, lined=lined)
+    if run.suites:
+        yield _heading("Tests")
+        yield from (line for suite in run.suites for line in _suite_lines(suite, _shorts(run)[suite.cell]))
     if run.patches:
         yield _heading("Patches")
         yield _table(["pin", "patch", "applied", "files"],
-                     [[p.pin, p.patch, p.words, ", ".join(p.files)] for p in run.patches], lined)
+                     [[p.pin, p.patch, p.words, ", ".join(p.files)] for p in run.patches], width, lined)
     yield from _section("Time", [run.times.words])
-    yield from _section("Unproven", [f"- {line}" for line in run.unproven])
+    yield from _section("Unproven", [f"- {_shortened(line, run)}" for line in run.unproven])
     yield from _section("Files skipped", [f"- {line}" for line in run.problems])
+
+
+def _shorts(run: RunView) -> dict[str, str]:
+    return {c.cell: c.short for c in run.cells}
+
+
+def _shortened(line: str, run: RunView) -> str:
+    """A line without the whole ids; the longest first, as one may be the beginning of another."""
+    for cell, short in sorted(_shorts(run).items(), key=lambda pair: -len(pair[0])):
+        line = line.replace(cell, short)
+    return line
+
+
+def _cells(run: RunView, width: int, *, detail: bool) -> tuple[list[str], list[list[str | Text]]]:
+    """Columns and rows.  On a narrow screen pin and card go where all cells share them: the conditions say them too."""
+    columns = ["cell", "job", "profile", "pin", "card", "verdict", "reason", "seconds", *(["detail"] if detail else [])]
+    rows = [_cell_row(c, detail=detail) for c in run.cells]
+    left_out = {i for i, name in enumerate(columns) if width < NARROW and name in ("pin", "card")
+                and len({str(row[i]) for row in rows}) == 1}
+    return [name for i, name in enumerate(columns) if i not in left_out], [
+        [value for i, value in enumerate(row) if i not in left_out] for row in rows]
 
 
 def _cell_row(cell: CellView, *, detail: bool) -> list[str | Text]:
     tries = "" if cell.attempts < 2 else f" (attempt {cell.attempt})"
-    return [cell.cell, cell.job, cell.profile, cell.pin, cell.card, _verdict(cell), cell.reason + tries,
+    return [cell.short, cell.job, cell.profile, cell.pin, cell.card, _verdict(cell), cell.reason + tries,
             f"{cell.wall_s:.1f}", *([cell.detail] if detail else [])]
 
 
@@ -73,67 +101,133 @@ def _verdict(cell: CellView) -> Text:
 
 
 def _detail(cell: CellView) -> Iterable[str | Text]:
-    yield Text.assemble(_verdict(cell), f" {cell.cell}: {cell.detail}")
+    yield Text.assemble(_verdict(cell), f" {cell.short}: {cell.detail}")
     yield from _tail(cell, named=False)
 
 
 def _tail(cell: CellView, *, named: bool = True) -> Iterable[str]:
     lines = cell.tail.splitlines()
     if named:
-        yield f"{cell.cell}:"
+        yield f"{cell.short}:"
     if len(lines) > TAIL_LINES:
         yield f"    … {len(lines) - TAIL_LINES} lines before, in column detail of table cells"
     yield from (f"    {line}" for line in lines[-TAIL_LINES:])
 
 
-def _contrasts(run: RunView, *, lined: bool) -> Iterable[object]:
+# --- conditions -----------------------------------------------------------------------------
+
+_SHARED = ("pin", "host", "card", "driver", "power limit")  # said once for all cells that have them
+_OWN = ("boots", "pool", "block size", "backend", "compile caches")
+
+
+def _conditions(run: RunView) -> Iterable[str]:
+    if run.project:
+        yield f"project: {run.project}"
+    if run.started:
+        yield f"started: {run.started:%Y-%m-%d %H:%M} UTC"
+    told = [pair for c in run.cells for pair in c.conditions]
+    for label in _SHARED:
+        yield from (f"{label}: {value}" for value in dict.fromkeys(v for name, v in told if name == label))
+    for cell in run.cells:
+        yield cell.cell if cell.cell == cell.short else f"{cell.short}: {cell.cell}"
+        own = dict(cell.conditions)
+        if served := [f"{label} {own[label]}" for label in _OWN if label in own]:
+            yield f"    {'; '.join(served)}"
+        yield from (f"    {label}: {own[label]}" for label in ("expected", "logs") if label in own)
+
+
+# --- figures and tests ----------------------------------------------------------------------
+
+
+def _contrasts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
     for cell, found in groupby(run.contrasts, key=lambda c: c.cell):
-        contrasts = list(found)
+        contrasts = sorted(found, key=lambda c: (not c.judged, c.scenario, c.prompt_tokens or 0))
         arms = list(dict.fromkeys(a.arm for c in contrasts for a in c.arms))
-        yield Text(f"  {cell}{'' if contrasts[0].evidence else ' (no evidence: see its verdict)'}")
-        columns = ["metric", "at", *arms, "change", *([f"{arms[1]}/{arms[0]}", "inverse"] if len(arms) > 1 else [])]
-        yield Padding(_table(columns, [_contrast_row(c, arms) for c in contrasts], lined, numbers=columns[-2:]),
-                      (0, 0, 0, 2), expand=False)
+        evidence = contrasts[0].evidence
+        yield Text(f"  {_shorts(run).get(cell, cell)}{'' if evidence else ' (no evidence: see its verdict)'}")
+        for (judged, scenario), rows in groupby(contrasts, key=lambda c: (c.judged, c.scenario)):
+            if said := [*([scenario] if scenario else []), *(["not judged by any rule"] if evidence and not judged else [])]:
+                yield Padding(Text("; ".join(said)), (0, 0, 0, 4), expand=False)
+            columns = ["tokens", "metric", *arms, *(["change", "ratio"] if len(arms) > 1 else [])]
+            table = _table(columns, [_contrast_row(c, arms) for c in rows], width - 4, lined, numbers=("tokens", "ratio"))
+            yield Padding(table, (0, 0, 0, 4), expand=False)
 
 
 def _contrast_row(contrast: Contrast, arms: Sequence[str]) -> list[str]:
     values = {a.arm: a for a in contrast.arms}
-    row = [f"{contrast.metric}, {contrast.unit}", contrast.length,
+    row = [contrast.tokens, f"{contrast.metric}, {contrast.unit}",
            *("  ".join(map(number, values[a].values)) if a in values else "" for a in arms)]
-    if len(arms) < 2 or not (arms[0] in values and arms[1] in values) or not contrast.evidence:
-        return [*row, *[""] * (1 if len(arms) < 2 else 3)]
+    if len(arms) < 2:
+        return row
+    if not (arms[0] in values and arms[1] in values) or not contrast.evidence:
+        return [*row, "", ""]
     first, second = values[arms[0]].mean, values[arms[1]].mean
-    ratios = (ratio(second, first), ratio(first, second))
-    return [*row, change_words(first, second), *("" if r is None else number(r) for r in ratios)]
+    quotient = ratio(second, first)
+    return [*row, change_words(first, second), "" if quotient is None else number(quotient)]
 
 
-def _suite_lines(suite: SuiteView) -> Iterable[str]:
+def _suite_lines(suite: SuiteView, short: str) -> Iterable[Text]:
     told = f": {suite.words}" if suite.words else ""
-    yield f"{suite.cell}, {suite.suite}{told}"
-    yield from (f"    {arm}: {counts}" for arm, counts in zip(suite.arms, suite.counts, strict=True))
+    yield Text(f"  {short}, {suite.suite}{told}")
+    yield from (Text(f"      {arm}: {counts}") for arm, counts in zip(suite.arms, suite.counts, strict=True))
     for name, tests in suite.groups:
-        for test in tests[:NAMES]:
-            yield f"    {name}: {test.nodeid}{'  ' + test.message if test.message else ''}"
-        if len(tests) > NAMES:
-            yield f"    {name}: and {len(tests) - NAMES} more, in table tests"
+        if tests:
+            yield from _tests(name, tests, FIXED_NAMES if name == "fixed" else NAMES)
+
+
+def _tests(name: str, tests: Sequence[TestView], most: int) -> Iterable[Text]:
+    """A line a test, its name first and never broken: it is to be copied."""
+    yield Text(f"      {name} ({len(tests)}):")
+    for test in tests[:most]:
+        yield Text(f"          {test.nodeid}{'  ' + test.message if test.message else ''}", no_wrap=True)
+    if len(tests) > most:
+        yield Text(f"          and {len(tests) - most} more, in table tests")
+
+
+# --- layout ---------------------------------------------------------------------------------
 
 
 def _section(title: str, lines: Sequence[str | Text]) -> Iterable[object]:
     if lines:
         yield _heading(title)
-        yield from (Padding(Text(line) if isinstance(line, str) else line, (0, 0, 0, 2), expand=False)
-                    for line in lines)
+        yield from (_indented(line) for line in lines)
+
+
+def _indented(line: str | Text) -> Padding:
+    """Two columns in; what does not fit goes on under the line's own beginning."""
+    text = Text(line) if isinstance(line, str) else line
+    inner = len(text.plain) - len(text.plain.lstrip())
+    return Padding(text[inner:] if inner else text, (0, 0, 0, 2 + inner), expand=False)
 
 
 def _heading(title: str) -> Text:
     return Text(f"\n{title}", "bold")
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], lined: bool,
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int, lined: bool,
            numbers: Sequence[str] = ()) -> Table:
-    table = Table(box=box.ROUNDED if lined else None, pad_edge=lined, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(value) if isinstance(value, str) else value for value in row))
+    """Rich takes from the widest column even where that breaks a word, so the widths are set here.
+
+    Where whole words do not fit beside lines, the lines go.
+    """
+    texts = [[Text(value) if isinstance(value, str) else value for value in row] for row in rows]
+    down = [[Text(name), *(row[i] for row in texts)] for i, name in enumerate(columns)]
+    least = [max(max(map(len, text.plain.split()), default=0) for text in column) for column in down]
+    lined = lined and sum(least) + 3 * len(columns) + 1 <= width
+    room = width - (3 * len(columns) + 1 if lined else 2 * len(columns))
+    table = Table(box=box.ROUNDED if lined else None, pad_edge=lined, header_style="bold",
+                  padding=(0, 1) if lined else (0, 2, 0, 0))
+    for name, fitted in zip(columns, _fitted([max(len(t.plain) for t in c) for c in down], least, room), strict=True):
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold", width=fitted)
+    for row in texts:
+        table.add_row(*row)
     return table
+
+
+def _fitted(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths of columns: the widest give way, down to their longest word; below that only where nothing else fits."""
+    widths = list(natural)
+    for floors in (least, [1] * len(widths)):
+        while sum(widths) > room and (spare := [i for i, w in enumerate(widths) if w > floors[i]]):
+            widths[max(spare, key=lambda i: widths[i])] -= 1
+    return widths

@@ -7,6 +7,7 @@ attempt, else by its last; what other attempts measured is left out.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from farm.errors import UsageError
 from farm.records import Reason, Verdict
-from farm.report import suites
+from farm.report import expected, suites
 from farm.report.conditions import conditions
 from farm.report.suites import SuiteView, plain
 from farm.stats import words
@@ -24,6 +25,10 @@ from farm.store import Store
 Row = Mapping[str, Any]
 VERDICTS = tuple(v.value for v in Verdict)
 EVIDENCE = (Verdict.PASS.value, Verdict.FAIL.value)
+NOT_RUN = "not run yet"
+_UNENDED = ("running", "interrupted")  # of a run: a cell without a row is still to run, or to resume
+_SIGN_TEST_PAIRS = 6  # fewer cannot reach 5 %, two-sided, however well they agree
+_CELL_HASH = re.compile(r"-([0-9a-f]{8})$")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,15 @@ class CellView:
     final: bool
     conditions: tuple[tuple[str, str], ...]  # what is said of it, and how it was
 
+    @property
+    def short(self) -> str:
+        """The id without what it repeats of job, profile and pin: the cell's name, else its job, and its hash."""
+        found = _CELL_HASH.search(self.cell)
+        if not found:
+            return self.cell
+        name = self.cell[:found.start()].removesuffix(f"-{self.pin}").removesuffix(f"-{self.profile.replace('/', '-')}")
+        return f"{name.removeprefix(f'{self.job}-') or self.job}-{found[1]}"
+
 
 @dataclass(frozen=True)
 class ArmValues:
@@ -67,9 +81,10 @@ class Contrast:
     metric: str
     unit: str
     prompt_tokens: int | None
-    scenario: str
+    scenario: str  # "name: parameters"
     arms: tuple[ArmValues, ...]
     evidence: bool  # False where the cell ended INVALID or ERROR: figures to look at, not to quote
+    judged: bool = True  # whether a rule of the matrix looked at it
 
     @property
     def words(self) -> str:
@@ -80,9 +95,13 @@ class Contrast:
         return words(first.mean, second.mean, (first.arm, second.arm)) if second else ""
 
     @property
+    def tokens(self) -> str:
+        return "" if self.prompt_tokens is None else f"{self.prompt_tokens:,}"
+
+    @property
     def length(self) -> str:
-        tokens = "" if self.prompt_tokens is None else f"{self.prompt_tokens:,}"
-        return " ".join(filter(None, (tokens, self.scenario)))
+        """Prompt length and the scenario's name; its parameters are in `RunView.scenarios`."""
+        return " ".join(filter(None, (self.tokens, self.scenario.partition(": ")[0])))
 
 
 @dataclass(frozen=True)
@@ -122,6 +141,8 @@ class Times:
     def words(self) -> str:
         if not self.total_s:
             return "no time was recorded"
+        if not self.vllm_s:
+            return f"{self.of} {self.total_s:.1f} s, none with vLLM at work yet"
         ours = max(0.0, self.total_s - self.vllm_s)
         return (f"{self.of} {self.total_s:.1f} s: vLLM {self.vllm_s:.1f} s, ours {ours:.1f} s "
                 f"({100 * ours / self.total_s:.1f} %)")
@@ -148,10 +169,20 @@ class RunView:
     problems: tuple[str, ...]
 
     @property
+    def missing_words(self) -> str:
+        """What cells without a row count as: INVALID once the run has ended."""
+        return NOT_RUN if self.status in _UNENDED else Verdict.INVALID.value
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        """Each scenario's "name: parameters", once."""
+        return tuple(dict.fromkeys(c.scenario for c in self.contrasts if ": " in c.scenario))
+
+    @property
     def tally(self) -> dict[str, int]:
-        """Cells by verdict, in the order of `Verdict`, those that are none left out; missing ones are INVALID."""
-        found = Counter(c.verdict for c in self.cells) + Counter({Verdict.INVALID.value: self.missing})
-        return {v: found[v] for v in VERDICTS if found[v]}
+        """Cells by verdict, in the order of `Verdict`, those that are none left out."""
+        found = Counter(c.verdict for c in self.cells) + Counter({self.missing_words: self.missing})
+        return {v: found[v] for v in (*VERDICTS, NOT_RUN) if found[v]}
 
     @property
     def summary(self) -> str:
@@ -180,7 +211,7 @@ def view(store: Store, run: str) -> RunView:
         project=_project(head, shown.values()), cells=cells, missing=missing,
         contrasts=_contrasts(kept["measurements"], shown), suites=suites.digest(kept["tests"], _arm_names(shown)),
         patches=_patches(kept["patches"], shown.values()), times=_times(head, shown.values()),
-        unproven=_unproven(shown.values(), missing), problems=tuple(dict.fromkeys(problems)))
+        unproven=_unproven(shown.values(), head, missing, kept["boots"]), problems=tuple(dict.fromkeys(problems)))
 
 
 def _shown(rows: Iterable[Row]) -> dict[str, Row]:
@@ -211,23 +242,26 @@ def _arm_names(shown: Mapping[str, Row]) -> dict[str, list[str]]:
 
 
 def _contrasts(rows: Sequence[Row], shown: Mapping[str, Row]) -> tuple[Contrast, ...]:
-    declared, groups = _arm_names(shown), {}
+    groups: dict[tuple[str, str, int | None, str], dict[str, list[Row]]] = {}
     for row in rows:
         if row["value"] is not None:
             # A served measurement's note is about its scrapes; any other's says which scenario it is.
             scenario = (row["note"] or "") if row["boot"] is None else ""
             key = (row["cell"], row["metric"], row["prompt_tokens"], scenario)
             groups.setdefault(key, {}).setdefault(row["arm"] or "", []).append(row)
-    return tuple(_contrast(key, groups[key], declared[key[0]], shown[key[0]]["verdict"] in EVIDENCE) for key in sorted(
+    return tuple(_contrast(key, groups[key], shown[key[0]]) for key in sorted(
         groups, key=lambda k: (k[0], k[1], k[2] is not None, k[2] or 0, k[3])))
 
 
-def _contrast(key: tuple[str, str, int | None, str], by_arm: Mapping[str, Sequence[Row]], declared: Sequence[str],
-              evidence: bool) -> Contrast:
+def _contrast(key: tuple[str, str, int | None, str], by_arm: Mapping[str, Sequence[Row]], cell: Row) -> Contrast:
+    _, metric, tokens, scenario = key
+    declared = [a["arm"] for a in cell["arms"] or ()]
     names = sorted(by_arm, key=lambda a: (declared.index(a) if a in declared else len(declared), a))
     in_order = {a: sorted(by_arm[a], key=lambda r: (r["boot"] or 0, r["order"] or 0)) for a in names}
     arms = tuple(ArmValues(a, tuple(r["value"] for r in in_order[a])) for a in names)
-    return Contrast(key[0], key[1], next(iter(by_arm.values()))[0]["unit"] or "", *key[2:], arms, evidence)
+    judged = expected.judged(cell["expect"], metric, tokens, scenario.partition(": ")[0])
+    unit = next(iter(by_arm.values()))[0]["unit"] or ""
+    return Contrast(cell["cell"], metric, unit, tokens, scenario, arms, cell["verdict"] in EVIDENCE, judged)
 
 
 def _patches(rows: Sequence[Row], cells: Iterable[Row]) -> tuple[PatchView, ...]:
@@ -266,7 +300,7 @@ def _times(head: Row, cells: Iterable[Row]) -> Times:
                  "all cells together")
 
 
-def _unproven(cells: Iterable[Row], missing: int) -> tuple[str, ...]:
+def _unproven(cells: Iterable[Row], head: Row, missing: int, boots: Sequence[Row]) -> tuple[str, ...]:
     lines: dict[str, list[str]] = {}
     rows = list(cells)
     for row in rows:
@@ -275,16 +309,36 @@ def _unproven(cells: Iterable[Row], missing: int) -> tuple[str, ...]:
     told = [f"{', '.join(found)}: {line}" for line, found in lines.items()]
     told += [f"{r['cell']}: {'skipped' if r['verdict'] == Verdict.SKIP.value else 'no evidence either way'} "
              f"({r['reason']})" for r in rows if r["verdict"] not in EVIDENCE]
-    if missing:
+    if missing and head.get("status") in _UNENDED:
+        told.append(f"{_count(missing, 'cell')} of the matrix {NOT_RUN}")
+    elif missing:
         told.append(f"{_count(missing, 'cell')} of the matrix left no row: no evidence either way (missing-rows)")
     proved = [r for r in rows if r["verdict"] in EVIDENCE]
-    if proved and not any(r["compute_capability"] for r in proved):
+    told += _few_pairs(proved, boots)
+    on_gpu = any(r["compute_capability"] for r in proved)
+    if proved and not on_gpu:
         told.append("nothing ran on a GPU: what needs one (speculative decoding, offload, timing) is not shown here")
-    for what, column in (("card", "card_name"), ("profile", "profile")):
+    for what, column in (*([("card", "card_name")] if on_gpu else []), ("profile", "profile")):
         names = sorted({r[column] for r in proved if r[column]})
         if names:
             told.append(f"no {what} other than {', '.join(names)} was run")
     return tuple(told)
+
+
+def _few_pairs(proved: Sequence[Row], boots: Sequence[Row]) -> Iterable[str]:
+    """DOMAIN.md 5 wants it said where the pairs are too few."""
+    by_count: dict[int, list[str]] = {}
+    for row in proved:
+        arms: dict[int, set[str]] = {}
+        for boot in boots:
+            if boot["cell"] == row["cell"] and boot["pair"] is not None:
+                arms.setdefault(boot["pair"], set()).add(boot["arm"])
+        pairs = sum(len(found) > 1 for found in arms.values())
+        if 0 < pairs < _SIGN_TEST_PAIRS:
+            by_count.setdefault(pairs, []).append(row["cell"])
+    for pairs, found in by_count.items():
+        yield (f"{', '.join(found)}: {_count(pairs, 'pair')} of boots: too few for a statistical claim "
+               f"(a sign test at 5 % needs {_SIGN_TEST_PAIRS})")
 
 
 def _count(n: int, noun: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from farm.bench import Arm, Card, Suite, TestRun
 from farm.errors import InvalidMeasurement
+from farm.outcomes import covers
 from farm.records import Outcome, Reason, Tagged, TestRow, Verdict, stamp
 from jobs.unit import Failing, Unit
 
@@ -45,7 +46,7 @@ class FakeBench:
         rows = []
         for nodeid, outcome in self.script[arm].items():
             now = outcome if isinstance(outcome, str) else outcome[min(turn, len(outcome) - 1)]
-            wanted = turn == 0 or nodeid in suite.select or "::" not in nodeid
+            wanted = turn == 0 or any(covers(e, nodeid) for e in suite.select) or "::" not in nodeid
             if wanted and now != "absent":
                 rows.append(TestRow(suite.name, nodeid, now, 0.1, self.messages.get(nodeid)))
         return TestRun(tuple(rows), self.note is None, self.vllm_path, self.note)
@@ -105,7 +106,8 @@ def test_only_broken_tests_run_again_on_both_arms():
     "script",
     [
         pytest.param({"baseline": {A: "passed"}, "patched": {A: ["failed", "passed"]}}, id="on-patched"),
-        pytest.param({"baseline": {A: ["passed", "failed"]}, "patched": {A: "failed"}}, id="on-baseline"),
+        pytest.param({"baseline": {A: ["passed", "failed"], B: "passed"}, "patched": {A: "failed", B: "passed"}},
+                     id="on-baseline"),
         pytest.param({"baseline": {A: "passed"}, "patched": {A: ["crashed", "passed"]}}, id="crash-once"),
     ],
 )
@@ -142,7 +144,129 @@ def test_a_file_that_fails_on_both_arms_is_still_failing():
     outcome, _ = run(FakeBench({"baseline": {"tests/x.py": "error", C: "passed"},
                                 "patched": {"tests/x.py": "error", C: "passed"}}))
     assert (outcome.verdict, outcome.reason) == (Verdict.PASS, Reason.NO_REGRESSION)
-    assert "still failing 1" in outcome.detail
+    assert "still failing 1 file" in outcome.detail and "core: 1 test, " in outcome.detail
+
+
+CONFTEST, LOST = "tests/conftest.py", "E   ModuleNotFoundError: No module named 'vllm.nowhere'"
+
+
+@pytest.mark.parametrize("source", [Suite("core", "newer", ("tests/x.py::test_a",), version="0.30.0"), SUITE],
+                         ids=["newer", "pin"])
+@pytest.mark.parametrize("whole", ["tests/x.py", CONFTEST, "tests", "."])
+@pytest.mark.parametrize("fate", ["error", "crashed", "timeout"])
+@pytest.mark.parametrize("elsewhere", [{}, {C: "passed"}], ids=["alone", "beside-a-test-that-passes"])
+def test_a_file_that_only_the_patched_arm_cannot_collect_is_broken_though_its_test_failed_before(
+        source, whole, fate, elsewhere):
+    bench = FakeBench({"baseline": {A: "failed", **elsewhere}, "patched": {whole: fate, **elsewhere}},
+                      messages={whole: LOST})
+    outcome, _ = run(bench, suites=(source,))
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAIL, Reason.TESTS_BROKEN)
+    assert "cannot be collected on patched" in outcome.detail or elsewhere
+    assert LOST.removeprefix("E   ") in outcome.detail
+
+
+def test_a_tree_that_cannot_be_imported_is_told_in_numbers_of_tests():
+    bench = FakeBench({"baseline": {A: "failed"}, "patched": {CONFTEST: "error"}}, messages={CONFTEST: LOST})
+    detail = run(bench)[0].detail
+    assert ("suite core: tests/conftest.py cannot be collected on patched, and with it 1 test of baseline "
+            "(the first: error, ModuleNotFoundError: No module named 'vllm.nowhere')") in detail
+    assert ("core: 1 test, baseline 1 failing, patched 1 test and 1 file failing, "
+            "patched against baseline: fixed 0, broken 1 file, still failing 1") in detail
+
+
+def test_where_a_test_of_the_file_counts_the_file_does_not_count_again():
+    bench = FakeBench({"baseline": {A: "failed", B: "passed"}, "patched": {CONFTEST: "error"}})
+    detail = run(bench)[0].detail
+    assert "1 broken on patched: x.py::test_b" in detail and "broken 1, still failing 1" in detail
+    assert "cannot be collected" not in detail
+
+
+def test_a_file_counts_where_its_only_good_test_is_flaky_on_the_baseline():
+    bench = FakeBench({"baseline": {A: ["passed", "failed"]}, "patched": {CONFTEST: "error"}})
+    assert run(bench)[0].reason is Reason.TESTS_BROKEN
+
+
+@pytest.mark.parametrize(("arm", "script"), [
+    ("patched", {"baseline": {A: "failed", C: "passed"},
+                 "patched": {"tests/x.py": ["error", "absent"], A: ["absent", "failed"], C: "passed"}}),
+    ("baseline", {"baseline": {"tests/x.py": ["absent", "error"], A: ["failed", "absent"], C: "passed"},
+                  "patched": {"tests/x.py": "error", C: "passed"}}),
+])
+def test_a_file_that_is_collected_the_second_time_is_flaky(arm, script):
+    outcome, _ = run(FakeBench(script))
+    assert (outcome.verdict, outcome.reason) == (Verdict.PASS, Reason.FLAKY)
+    assert f"x.py on {arm}" in outcome.unproven[-1]
+
+
+@pytest.mark.parametrize(
+    ("suite", "whole", "again"),
+    [
+        (Suite("s", "pin", ("tests",)), "tests/v1/conftest.py", ("tests/v1",)),
+        (Suite("s", "pin", ("tests/v1", "tests/x.py::test_a")), CONFTEST, ("tests/v1", "tests/x.py::test_a")),
+        (Suite("s", "pin", ("tests/y.py", "tests/x.py::test_a")), "tests/x.py", ("tests/x.py::test_a",)),
+        (Suite("s", "series"), "conftest.py", (".",)),
+        (Suite("s", "newer", ("tests/x.py::test_a",), version="0.30.0"), CONFTEST, ("tests/x.py::test_a",)),
+    ],
+)
+def test_what_runs_again_for_a_file_that_fails(suite, whole, again):
+    bench = FakeBench({"baseline": {}, "patched": {whole: "error"}})
+    run(bench, suites=(suite,))
+    assert [(s.source, s.select) for _, s in bench.asked[2:]] == [(suite.source, again)] * 2
+
+
+@pytest.mark.parametrize(
+    ("baseline", "patched", "verdict", "reason", "says"),
+    [
+        pytest.param({A: "failed", B: "failed"}, {}, "INVALID", "missing-rows",
+                     "nothing passes on patched (no test at all)", id="all-gone"),
+        pytest.param({A: "failed"}, {A: "missing"}, "INVALID", "missing-rows", "no outcome on patched", id="all-missing"),
+        pytest.param({A: "failed", B: "failed"}, {A: "crashed", B: "missing"}, "FAIL", "tests-broken",
+                     "1 broken on patched", id="pytest-crashed"),
+        pytest.param({A: "failed"}, {A: "crashed"}, "FAIL", "tests-broken", "(the first: crashed)", id="crashed"),
+        pytest.param({A: "failed", B: "failed"}, {A: "error", B: "error"}, "FAIL", "tests-broken",
+                     "2 broken on patched", id="all-in-setup"),
+        pytest.param({A: "failed"}, {A: ["crashed", "failed"]}, "INVALID", "missing-rows", "(1 crashed)",
+                     id="crashed-once"),
+        pytest.param({A: "failed", B: "failed"}, {A: "failed", B: "failed"}, "INVALID", "missing-rows",
+                     "nothing passes on patched (2 failed), so nothing shows", id="fails-alike"),
+        pytest.param({A: "error"}, {A: "crashed"}, "INVALID", "missing-rows", "(1 crashed)", id="error-then-crash"),
+        pytest.param({A: "failed"}, {A: "timeout"}, "INVALID", "missing-rows", "(1 timeout)", id="hangs"),
+        pytest.param({CONFTEST: "error"}, {CONFTEST: "error"}, "INVALID", "missing-rows", "(1 error)",
+                     id="conftest-on-both"),
+        pytest.param({A: "passed"}, {A: "skipped"}, "INVALID", "missing-rows", "(1 skipped)", id="all-skipped"),
+        pytest.param({A: "xfailed"}, {A: "xfailed"}, "INVALID", "missing-rows", "(1 xfailed)", id="all-xfailed"),
+        pytest.param({A: ["passed", "failed"]}, {A: "failed"}, "INVALID", "missing-rows", "(1 failed)", id="flaky"),
+        pytest.param({A: "failed", B: "passed"}, {A: "crashed", B: "passed"}, "PASS", "no-regression",
+                     "still failing 1", id="others-pass"),
+    ],
+)
+def test_an_arm_on_which_nothing_passes_is_not_praised(baseline, patched, verdict, reason, says):
+    outcome, _ = run(FakeBench({"baseline": baseline, "patched": patched}))
+    assert (outcome.verdict.value, outcome.reason.value) == (verdict, reason)
+    assert says in outcome.detail
+
+
+@pytest.mark.parametrize("broken", [{}, {A: "failed"}, {A: "error"}, {A: "crashed"}, {A: "timeout"}, {A: "missing"},
+                                    {A: "skipped"}, {A: "xfailed"}, {CONFTEST: "error"}, {"tests/x.py": "skipped"}])
+@pytest.mark.parametrize("before", ["failed", "error", "crashed", "timeout", "missing", "skipped", "xfailed", "passed",
+                                    "absent"])
+@pytest.mark.parametrize("reruns", [0, 1])
+def test_no_baseline_makes_a_dead_tree_pass(before, broken, reruns):
+    outcome, _ = run(FakeBench({"baseline": {A: before}, "patched": broken}), reruns=reruns)
+    assert outcome.verdict in (Verdict.FAIL, Verdict.INVALID)
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [({A: "skipped"}, Verdict.INVALID), ({}, Verdict.INVALID),
+                                               ({A: "skipped", B: "passed"}, Verdict.PASS)])
+def test_an_expectation_of_no_failure_needs_a_test_that_passes(rows, verdict):
+    for script in ({"baseline": rows}, {"baseline": {B: "passed"}, "patched": {B: "skipped", **rows}}):
+        arm = list(script)[-1]
+        assert run(FakeBench(script), expect={"core": {arm: ()}})[0].verdict is verdict
+
+
+def test_an_expected_failure_does_not_cover_a_conftest():
+    bench = FakeBench({"baseline": {A: "failed"}, "patched": {CONFTEST: "error"}})
+    assert run(bench, expect={"core": {"patched": (A,)}})[0].reason is Reason.TESTS_BROKEN
 
 
 def test_detail_stays_short_and_says_where_the_rest_is():
@@ -265,6 +389,14 @@ def test_an_expectation_of_an_arm_that_is_not_there():
                      id="version"),
         pytest.param({"suites": [{"name": "a", "source": "newer", "select": ["x.py"], "version": "1"}]},
                      "and node ids", id="no-node-id"),
+        *(pytest.param({"suites": [{"name": "a", "source": "pin", "select": ["tests", entry]}]}, "leaves the tests' root",
+                       id=entry) for entry in ("/etc/x.py", "../x.py", "tests/../../x.py::t", "tests/..[1]")),
+        *(pytest.param({"suites": [{"name": "a", "source": "newer", "select": ["x.py::t"], "version": version}]},
+                       "is no version", id=f"version-{version!r}") for version in ("../0.30", "latest", " 0.30.0", ">=1")),
+        pytest.param({"suites": [{"name": "a", "source": "series", "workers": 65}]}, "workers is at most 64",
+                     id="workers"),
+        pytest.param({"suites": [{"name": "a", "source": "series", "workers": -1}]}, "workers is 0 or more",
+                     id="workers-below-0"),
         pytest.param({"suites": [{"name": "a", "source": "series", "time_out": 3}]}, "Unexpected keyword",
                      id="unknown-key"),
         pytest.param({"suites": [{"name": "a", "source": "series"}] * 2}, "same name", id="twice"),
@@ -279,6 +411,14 @@ def test_an_expectation_of_an_arm_that_is_not_there():
 def test_options_are_refused_with_a_reason(options, says):
     with pytest.raises(ValidationError, match=says):
         TypeAdapter(Unit).validate_python(options)
+
+
+@pytest.mark.parametrize("options", [
+    {"source": "pin", "select": ["tests/x.py::test_a[../b]"]}, {"source": "series", "workers": 64},
+    {"source": "newer", "select": ["x.py::t"], "version": "0.30.0rc1+cpu"},
+])
+def test_options_that_are_fine(options):
+    assert TypeAdapter(Unit).validate_python({"suites": [{"name": "a", **options}]}).suites[0].name == "a"
 
 
 def test_options_as_yaml_gives_them():
