@@ -80,6 +80,11 @@ class Unit:
         if unknown := sorted(set(self.expect) - set(names)):
             raise ValueError(f"expect names suite {unknown[0]}; there are: {', '.join(names)}")
 
+    @property
+    def arms_named(self) -> set[str]:
+        """Arms that `expect` names."""
+        return {arm for arms in self.expect.values() for arm in arms}
+
     def run(self, bench: Bench) -> Iterator[Event]:
         """One TestRow per test, arm and round, then the verdict.
 

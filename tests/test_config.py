@@ -69,10 +69,15 @@ def test_a_sound_matrix_is_loaded_with_all_that_it_names(project):
         ("{prompts: [100]}", "{prompts: [100, 100]}", 6, "the second would be cached"),
         ("name: demo", "name: demo\nseries: nowhere", 2, "series directory 'nowhere' is not there"),
         ("name: demo", "name: a/b", 1, "should match pattern"),
+        ("prompts: [100]", "prompts: [100, 1020]", 6,
+         "a request of 1028 tokens (prompt and reply) does not fit --max-model-len=1024"),
+        ("    name: nulls", "    expect: {a: {arms: {basline: {peak_blocks_max: 9}}}}", 10,
+         "unknown arm 'basline'; did you mean 'baseline'?"),
+        ("name: demo", "name: demo\narms: {a: {env: {FOO: [1]}}}", 2, "'FOO' has a list or mapping for a value"),
         ("block_size: 832", "block_size: 0", 13, "greater than or equal to 1, got 0"),
     ],
     ids=["profile", "pin", "job", "planned-job", "option", "rule-key", "key", "no-profile", "arm", "cross-field", "series",
-         "name", "range"],
+         "name", "too-long", "expected-arm", "env-list", "range"],
 )
 def test_a_mistake_is_one_line_with_its_place(project, old, new, line, says):
     assert old in MATRIX
@@ -82,6 +87,25 @@ def test_a_mistake_is_one_line_with_its_place(project, old, new, line, says):
     assert says in caught.value.what
     assert (caught.value.file, caught.value.line) == (file, line)
     assert "\n" not in str(caught.value)
+
+
+def test_the_series_beside_the_matrix_wins_over_the_working_directorys(project, tmp_path_factory, monkeypatch):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "patches").mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert config.load(write(project, MATRIX)).series_root == project / "patches"
+    (project / "patches").rmdir()
+    assert config.load(write(project, MATRIX)).series_root == elsewhere / "patches"
+
+
+@pytest.mark.parametrize(
+    ("args", "limit"),
+    [((), None), (("--max-model-len=5",), 5), (("--max-model-len", "5"), 5), (("--max-model-len=5", "--max-model-len=7"), 7),
+     (("--max-model-len=auto",), None), (("--max-model-len",), None)],
+    ids=["none", "equals", "word", "last-wins", "auto", "cut"],
+)
+def test_the_length_that_a_profile_serves(args, limit):
+    assert config._max_model_len(args) == limit
 
 
 def test_a_mistake_in_a_pin_names_the_pins_file(project):

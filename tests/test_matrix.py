@@ -168,6 +168,47 @@ def test_an_interrupt_closes_the_runs_row_and_says_how_to_go_on(run, project):
     assert f"--resume {row['run']}" in printed
 
 
+def test_a_resumed_run_keeps_its_beginning_and_adds_its_time(run, project):
+    def interrupt(cells):
+        raise KeyboardInterrupt
+
+    run(play=interrupt)
+    (first,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    run(resume=first["run"], play=lambda cells: {c.id: PASS for c in cells})
+    (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    assert (row["started_utc"], row["status"]) == (first["started_utc"], "finished")
+    assert row["wall_s"] > first["wall_s"]
+
+
+@pytest.mark.parametrize("end", [RuntimeError("surprise"), SystemExit(15)], ids=["fault", "ray-sigterm"])
+def test_whatever_ends_a_run_its_row_is_closed(run, project, end):
+    def stop(cells):
+        raise end
+
+    if isinstance(end, RuntimeError):
+        with pytest.raises(RuntimeError):
+            run(play=stop)
+    else:
+        assert run(play=stop)[0] == 130
+    (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    assert row["status"] == ("failed" if isinstance(end, RuntimeError) else "interrupted")
+
+
+def test_a_cluster_that_does_not_answer_is_bad_usage_at_once(run, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    code, printed = run()
+    assert (code, run.asked) == (3, [])
+    assert "no Ray cluster answers at 127.0.0.1:1" in printed
+
+
+def test_a_cache_that_cannot_be_made(run, project, monkeypatch):
+    (project / "file").write_text("")
+    monkeypatch.setenv("FARM_CACHE", str(project / "file/cache"))
+    code, printed = run()
+    assert (code, run.asked) == (3, [])
+    assert "set FARM_CACHE to another" in printed
+
+
 def test_resume_refuses_an_unknown_run_and_a_changed_matrix(run, project):
     assert run(resume="demo-1")[0] == 3
     run()

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farm.report.suites import SuiteView, TestView
-from farm.report.view import CellView, Contrast, RunView, view
+from farm.report.view import CellView, Contrast, PatchView, RunView, view
 from farm.stats import change_words, number, ratio
 from farm.store import Store
 
@@ -60,10 +60,7 @@ def _parts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
     if run.suites:
         yield _heading("Tests")
         yield from (line for suite in run.suites for line in _suite_lines(suite, _shorts(run)[suite.cell]))
-    if run.patches:
-        yield _heading("Patches")
-        yield _table(["pin", "patch", "applied", "files"],
-                     [[p.pin, p.patch, p.words, ", ".join(p.files)] for p in run.patches], width, lined)
+    yield from _section("Patches", [line for p in run.patches for line in _patch_lines(p)])
     yield from _section("Time", [run.times.words])
     yield from _section("Unproven", [f"- {_shortened(line, run)}" for line in run.unproven])
     yield from _section("Files skipped", [f"- {line}" for line in run.problems])
@@ -120,7 +117,7 @@ _SHARED = ("pin", "host", "card", "driver", "power limit")  # said once for all 
 _OWN = ("boots", "pool", "block size", "backend", "compile caches")
 
 
-def _conditions(run: RunView) -> Iterable[str]:
+def _conditions(run: RunView) -> Iterable[str | Text]:
     if run.project:
         yield f"project: {run.project}"
     if run.started:
@@ -133,7 +130,10 @@ def _conditions(run: RunView) -> Iterable[str]:
         own = dict(cell.conditions)
         if served := [f"{label} {own[label]}" for label in _OWN if label in own]:
             yield f"    {'; '.join(served)}"
-        yield from (f"    {label}: {own[label]}" for label in ("expected", "logs") if label in own)
+        if "expected" in own:
+            yield f"    expected: {own['expected']}"
+        if "logs" in own:
+            yield _whole(f"    logs: {own['logs']}")
 
 
 # --- figures and tests ----------------------------------------------------------------------
@@ -146,16 +146,20 @@ def _contrasts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
         evidence = contrasts[0].evidence
         yield Text(f"  {_shorts(run).get(cell, cell)}{'' if evidence else ' (no evidence: see its verdict)'}")
         for (judged, scenario), rows in groupby(contrasts, key=lambda c: (c.judged, c.scenario)):
-            if said := [*([scenario] if scenario else []), *(["not judged by any rule"] if evidence and not judged else [])]:
-                yield Padding(Text("; ".join(said)), (0, 0, 0, 4), expand=False)
+            rows = list(rows)
+            units = {c.unit for c in rows}
+            unit = f"in {rows[0].unit}" if len(units) == 1 else ""
+            said = filter(None, (scenario, unit, "not judged by any rule" if evidence and not judged else ""))
+            yield Padding(Text("; ".join(said)), (0, 0, 0, 4), expand=False)
             columns = ["tokens", "metric", *arms, *(["change", "ratio"] if len(arms) > 1 else [])]
-            table = _table(columns, [_contrast_row(c, arms) for c in rows], width - 4, lined, numbers=("tokens", "ratio"))
+            values = [_contrast_row(c, arms, unit=not unit) for c in rows]
+            table = _table(columns, values, width - 4, lined, numbers=("tokens", "ratio"))
             yield Padding(table, (0, 0, 0, 4), expand=False)
 
 
-def _contrast_row(contrast: Contrast, arms: Sequence[str]) -> list[str]:
+def _contrast_row(contrast: Contrast, arms: Sequence[str], *, unit: bool) -> list[str]:
     values = {a.arm: a for a in contrast.arms}
-    row = [contrast.tokens, f"{contrast.metric}, {contrast.unit}",
+    row = [contrast.tokens, f"{contrast.metric}, {contrast.unit}" if unit else contrast.metric,
            *("  ".join(map(number, values[a].values)) if a in values else "" for a in arms)]
     if len(arms) < 2:
         return row
@@ -176,12 +180,17 @@ def _suite_lines(suite: SuiteView, short: str) -> Iterable[Text]:
 
 
 def _tests(name: str, tests: Sequence[TestView], most: int) -> Iterable[Text]:
-    """A line a test, its name first and never broken: it is to be copied."""
+    """A line a test, its name first."""
     yield Text(f"      {name} ({len(tests)}):")
     for test in tests[:most]:
-        yield Text(f"          {test.nodeid}{'  ' + test.message if test.message else ''}", no_wrap=True)
+        yield _whole(f"          {test.nodeid}{'  ' + test.message if test.message else ''}")
     if len(tests) > most:
         yield Text(f"          and {len(tests) - most} more, in table tests")
+
+
+def _patch_lines(patch: PatchView) -> Iterable[str | Text]:
+    yield f"{patch.pin}: {patch.patch}: {patch.words}"
+    yield from (_whole(f"    {file}") for file in patch.files)
 
 
 # --- layout ---------------------------------------------------------------------------------
@@ -193,8 +202,15 @@ def _section(title: str, lines: Sequence[str | Text]) -> Iterable[object]:
         yield from (_indented(line) for line in lines)
 
 
-def _indented(line: str | Text) -> Padding:
+def _whole(line: str) -> Text:
+    """A line that is never broken: what is in it is to be copied."""
+    return Text(line, no_wrap=True)
+
+
+def _indented(line: str | Text) -> Padding | Text:
     """Two columns in; what does not fit goes on under the line's own beginning."""
+    if isinstance(line, Text) and line.no_wrap:
+        return _whole(f"  {line.plain}")
     text = Text(line) if isinstance(line, str) else line
     inner = len(text.plain) - len(text.plain.lstrip())
     return Padding(text[inner:] if inner else text, (0, 0, 0, 2 + inner), expand=False)
@@ -208,16 +224,17 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: 
            numbers: Sequence[str] = ()) -> Table:
     """Rich takes from the widest column even where that breaks a word, so the widths are set here.
 
-    Where whole words do not fit beside lines, the lines go.
+    The lines between columns go where the texts or at least their words fit only without.
     """
     texts = [[Text(value) if isinstance(value, str) else value for value in row] for row in rows]
     down = [[Text(name), *(row[i] for row in texts)] for i, name in enumerate(columns)]
+    natural = [max(len(text.plain) for text in column) for column in down]
     least = [max(max(map(len, text.plain.split()), default=0) for text in column) for column in down]
-    lined = lined and sum(least) + 3 * len(columns) + 1 <= width
-    room = width - (3 * len(columns) + 1 if lined else 2 * len(columns))
+    inside, beside = width - (3 * len(columns) + 1), width - 2 * (len(columns) - 1)
+    lined = lined and (sum(natural) <= inside or (sum(natural) > beside and sum(least) <= inside))
     table = Table(box=box.ROUNDED if lined else None, pad_edge=lined, header_style="bold",
                   padding=(0, 1) if lined else (0, 2, 0, 0))
-    for name, fitted in zip(columns, _fitted([max(len(t.plain) for t in c) for c in down], least, room), strict=True):
+    for name, fitted in zip(columns, _fitted(natural, least, inside if lined else beside), strict=True):
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold", width=fitted)
     for row in texts:
         table.add_row(*row)

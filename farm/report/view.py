@@ -28,6 +28,7 @@ EVIDENCE = (Verdict.PASS.value, Verdict.FAIL.value)
 NOT_RUN = "not run yet"
 _UNENDED = ("running", "interrupted")  # of a run: a cell without a row is still to run, or to resume
 _SIGN_TEST_PAIRS = 6  # fewer cannot reach 5 %, two-sided, however well they agree
+_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CELL_HASH = re.compile(r"-([0-9a-f]{8})$")
 
 
@@ -287,7 +288,8 @@ def _patches(rows: Sequence[Row], cells: Iterable[Row]) -> tuple[PatchView, ...]
 def _project(head: Row, cells: Iterable[Row]) -> str:
     for row in (head, *cells):
         if row.get("project_commit"):
-            return f"{row['project_commit'][:12]}{' with uncommitted changes' if row['project_dirty'] else ''}"
+            commit = row["project_commit"]
+            return f"{commit[:12] if _SHA1.fullmatch(commit) else commit}{' with uncommitted changes' if row['project_dirty'] else ''}"
     return ""
 
 
