@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from farm import matrix
 from farm.errors import FarmError, UsageError
 from farm.store import Store
+from farm.tables import print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Evidence for patched vLLM trees: verdicts in Parquet.")
@@ -85,21 +85,16 @@ def report(
 def sql(query: str, results: Results = None) -> None:
     """Ask DuckDB: one view per table (runs, cells, boots, measurements, samples, tests, patches)."""
     answer = Store.at(results or matrix.default_results()).sql(query)
-    table = Table(*answer.columns)
-    for row in answer.rows:
-        table.add_row(*(str(value) for value in row))
-    Console().print(table)
+    print_table(Console(), answer.columns, answer.rows)
 
 
 @app.command()
 def runs(results: Results = None) -> None:
     """List the runs of a results root, oldest first."""
     store = Store.at(results or matrix.default_results())
-    table = Table("run", "status", "exit", "started", "wall s", "cells")
-    for row in sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"]):
-        table.add_row(row["run"], row["status"], str(row["exit_code"]), f"{row['started_utc']:%F %T}",
-                      f"{row['wall_s']:.0f}", str(row["cells"]))
-    Console().print(table)
+    rows = sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"])
+    print_table(Console(), ("run", "status", "exit", "started", "wall s", "cells"), [
+        (r["run"], r["status"], r["exit_code"], f"{r['started_utc']:%F %T}", round(r["wall_s"]), r["cells"]) for r in rows])
 
 
 @app.command()
@@ -107,11 +102,9 @@ def cards() -> None:
     """Show the cards of this machine."""
     from farm.cards import local_cards
 
-    table = Table("card", "name", "kind", "capability", "memory GiB", "driver")
-    for card in local_cards():
-        table.add_row(card.uuid, card.name, card.kind, ".".join(map(str, card.capability or ("-",))),
-                      f"{(card.memory_bytes or 0) / 2**30:.1f}", card.driver or "-")
-    Console().print(table)
+    print_table(Console(), ("card", "name", "kind", "capability", "memory GiB", "driver"), [
+        (c.uuid, c.name, c.kind, ".".join(map(str, c.capability or ())) or None,
+         None if c.memory_bytes is None else round(c.memory_bytes / 2**30, 1), c.driver) for c in local_cards()])
 
 
 def _run(store: Store, run: str) -> str:

@@ -184,7 +184,7 @@ class Prefill:
                 verdict = compare(pairs, Rule(rule.metric, rule.direction, rule.margin), noise_floor(list(by_arm.values())))
                 said.append((f"{tokens} tokens: ", verdict))
         worst = next((c for wanted in (Verdict.FAIL, Verdict.INVALID) for _, c in said if c.verdict is wanted), said[0][1])
-        return Outcome(worst.verdict, worst.reason, "; ".join(prefix + c.detail for prefix, c in said), unproven)
+        return Outcome(worst.verdict, worst.reason, " ".join(prefix + c.detail for prefix, c in said), unproven)
 
 
 def _unproven(arms: list[str], boots: int, prompts: tuple[int, ...]) -> tuple[str, ...]:

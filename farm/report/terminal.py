@@ -56,7 +56,7 @@ def _parts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
     yield from _section("Conditions", list(_conditions(run)))
     if run.contrasts:
         yield _heading("Measured, one value a boot; change and ratio (second arm / first) are of the means")
-        yield from _contrasts(run, width, lined=lined)
+        yield from _contrasts(run, width)
     if run.suites:
         yield _heading("Tests")
         yield from (line for suite in run.suites for line in _suite_lines(suite, _shorts(run)[suite.cell]))
@@ -139,7 +139,7 @@ def _conditions(run: RunView) -> Iterable[str | Text]:
 # --- figures and tests ----------------------------------------------------------------------
 
 
-def _contrasts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
+def _contrasts(run: RunView, width: int) -> Iterable[object]:
     for cell, found in groupby(run.contrasts, key=lambda c: c.cell):
         contrasts = sorted(found, key=lambda c: (not c.judged, c.scenario, c.prompt_tokens or 0))
         arms = list(dict.fromkeys(a.arm for c in contrasts for a in c.arms))
@@ -148,12 +148,13 @@ def _contrasts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
         for (judged, scenario), rows in groupby(contrasts, key=lambda c: (c.judged, c.scenario)):
             rows = list(rows)
             units = {c.unit for c in rows}
-            unit = f"in {rows[0].unit}" if len(units) == 1 else ""
-            said = filter(None, (scenario, unit, "not judged by any rule" if evidence and not judged else ""))
-            yield Padding(Text("; ".join(said)), (0, 0, 0, 4), expand=False)
+            unit = "" if len(units) > 1 else "as fractions" if units == {"ratio"} else f"in {rows[0].unit}"
+            unjudged = "not judged by any rule" if evidence and not judged else ""
+            if said := "; ".join(filter(None, (scenario, unit, unjudged))):
+                yield Padding(Text(said), (0, 0, 0, 4), expand=False)
             columns = ["tokens", "metric", *arms, *(["change", "ratio"] if len(arms) > 1 else [])]
             values = [_contrast_row(c, arms, unit=not unit) for c in rows]
-            table = _table(columns, values, width - 4, lined, numbers=("tokens", "ratio"))
+            table = _table(columns, values, width - 4, lined=False, numbers=("tokens", "ratio"))
             yield Padding(table, (0, 0, 0, 4), expand=False)
 
 

@@ -289,7 +289,8 @@ def _project(head: Row, cells: Iterable[Row]) -> str:
     for row in (head, *cells):
         if row.get("project_commit"):
             commit = row["project_commit"]
-            return f"{commit[:12] if _SHA1.fullmatch(commit) else commit}{' with uncommitted changes' if row['project_dirty'] else ''}"
+            name = commit[:12] if _SHA1.fullmatch(commit) else commit
+            return f"{name}{' with uncommitted changes' if row['project_dirty'] else ''}"
     return ""
 
 

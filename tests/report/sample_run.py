@@ -30,7 +30,8 @@ class Author:
     def __init__(self, store):
         self.store = store
 
-    def cell(self, cell, job, outcome, records=(), *, attempt=1, final=True, conditions=None, wall_s=20.0, vllm_s=18.0):
+    def cell(self, cell, job, outcome, records=(), *, attempt=1, final=True, conditions=None, wall_s=20.0, vllm_s=18.0,
+             expect=None):
         identity = {"run": RUN, "cell": cell, "attempt": attempt, "job": job, "started_utc": BEGAN,
                     "ended_utc": BEGAN + timedelta(seconds=wall_s)}
         common = CPU | (conditions or {})
@@ -42,7 +43,8 @@ class Author:
             rows.setdefault(table, []).append(row)
         _, row = stamp(outcome, identity, common)
         arms = [{"arm": name, "tree": tree, "patches": structs(patches)} for name, (tree, patches) in ARMS.items()]
-        rows["cells"] = [row | {"arms": arms, "wall_s": wall_s, "vllm_s": vllm_s, "final": final}]
+        rows["cells"] = [row | {"arms": arms, "wall_s": wall_s, "vllm_s": vllm_s, "final": final,
+                                "expect": expect}]
         self.store.commit(RUN, cell, attempt, rows)
 
     def run(self, **row):

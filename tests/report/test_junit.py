@@ -55,3 +55,10 @@ def test_characters_that_xml_cannot_hold_are_replaced(author):
     author.run(cells=1)
     case = ElementTree.fromstring(junit(author.store, RUN).encode()).find("testsuite/testcase")
     assert case.find("failure").get("message") == "zero  and \ufffd and ü"
+
+
+def test_a_cell_that_has_not_run_yet_says_so_and_is_not_green(author):
+    author.run(cells=1, status="interrupted", exit_code=130)
+    case = ElementTree.fromstring(junit(author.store, RUN).encode()).find("testsuite/testcase")
+    assert (case.find("error").get("type"), case.find("error").get("message")) == (
+        "not-run-yet", "not run yet: the run is interrupted")

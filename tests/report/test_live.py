@@ -98,6 +98,16 @@ def test_on_a_terminal_verdicts_stay_above_the_table():
     assert "22:14:05 [no card] replay: SKIP needs-unmet: needs CUDA (2 of 2)" in text
 
 
+def test_a_terminal_wraps_a_verdict_at_words():
+    shown, out, _ = progress(force_terminal=True, color_system=None, width=40)
+    shown.start(["unit"])
+    shown.finished("unit", Outcome(Verdict.PASS, Reason.AS_EXPECTED, "every single pair is lower, beyond the margin"))
+    shown.close()
+    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).split()
+    assert {"single", "beyond", "margin"} <= set(words)
+    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).splitlines())) <= 40
+
+
 @pytest.mark.parametrize("console", [{}, {"force_terminal": True}])
 def test_closing_twice_or_before_the_start_is_harmless(console):
     shown, _, _ = progress(**console)

@@ -46,7 +46,7 @@ def test_counts_are_of_the_first_round():
 
 
 def test_the_message_is_the_first_line_of_the_failing_arm():
-    rows = [row("b", "t", "passed", "not this"), row("p", "t", "failed", "\n\x1b[31massert 71 == 7 + 1\x1b[0m\nmore"),
+    rows = [row("b", "t", "passed", "not this"), row("p", "t", "failed", "\n\x1b[31mE   assert 71 == 7 + 1\x1b[0m\nmore"),
             row("p", "t", "failed", "second round", number=1)]
     (suite,) = digest(rows, {"c": ["b", "p"]})
     assert [(t.nodeid, t.message) for t in suite.broken] == [("t", "assert 71 == 7 + 1")]

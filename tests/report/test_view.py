@@ -8,6 +8,7 @@ from sample_run import BEGAN, RUN, prefill_records, unit_records
 
 from farm.errors import UsageError
 from farm.records import Measurement, Outcome, Reason, Verdict
+from farm.report import expected
 from farm.report.view import view
 
 
@@ -53,7 +54,44 @@ def test_a_killed_run_is_shown_from_its_cells(author):
 def test_a_run_without_cells_is_shown(author):
     author.run(cells=3, status="interrupted", exit_code=130, wall_s=4.0, vllm_s=0.0)
     run = view(author.store, RUN)
-    assert run.summary == "3 INVALID" and run.cells == run.contrasts == run.suites == run.patches == ()
+    assert run.summary == "3 not run yet" and run.cells == run.contrasts == run.suites == run.patches == ()
+    assert run.times.words == "wall 4.0 s, none with vLLM at work yet"
+    assert run.unproven == ("3 cells of the matrix not run yet",)
+
+
+@pytest.mark.parametrize(("status", "said"), [("running", "not run yet"), ("interrupted", "not run yet"),
+                                              ("finished", "INVALID")])
+def test_a_cell_without_a_row_is_invalid_only_once_the_run_has_ended(author, status, said):
+    author.cell("c", "unit", Outcome(Verdict.PASS, Reason.NO_REGRESSION, "fine"))
+    author.run(cells=3, status=status, exit_code=None)
+    assert view(author.store, RUN).tally == {"PASS": 1, said: 2}
+
+
+@pytest.mark.parametrize(("cell", "job", "profile", "short"), [
+    ("prefill-mtp-long-tiny-mtp-long-0.29.0-cpu-580b8a19", "prefill", "tiny/mtp-long", "mtp-long-580b8a19"),
+    ("replay-0.29.0-cpu-8e342dd6", "replay", None, "replay-8e342dd6"),
+    ("unit-retirement-0.29.0-cpu-e474b465", "unit", None, "retirement-e474b465"),
+    ("by-hand", "unit", None, "by-hand"),
+])
+def test_the_short_name_is_the_cells_own_or_its_jobs_with_the_hash(author, cell, job, profile, short):
+    author.cell(cell, job, Outcome(Verdict.PASS, Reason.AS_EXPECTED, "fine"), conditions={"profile": profile})
+    assert [c.short for c in view(author.store, RUN).cells] == [short]
+
+
+RULES = '[{"metric": "kv_peak", "direction": "unchanged", "margin": 0, "at": [4000]}]'
+
+
+@pytest.mark.parametrize(("text", "words", "judged"), [
+    (None, "", []),
+    (RULES, "kv_peak unchanged within 0 % at 4,000 tokens", [("kv_peak", 4000)]),
+    ('{"mtp": {"arms_equal": true, "arms": {"a": {"retained": [6, 5]}}}, "s": []}',
+     "mtp: arms_equal yes, arms a retained 6, 5; s: none", "all"),
+    ("not json", "not json", []),
+])
+def test_what_was_expected(text, words, judged):
+    figures = [(metric, tokens) for metric in ("kv_peak", "ttft") for tokens in (4000, 8000)]
+    assert expected.words(text) == words
+    assert [f for f in figures if expected.judged(text, *f, "mtp")] == (figures if judged == "all" else judged)
 
 
 @pytest.mark.parametrize(("wall", "vllm", "words"), [
@@ -155,8 +193,8 @@ def test_what_is_unproven_is_said_in_words(store):
         "prefill-dead: no evidence either way (boot-died)",
         "prefill-pools: no evidence either way (pool-mismatch)",
         "1 cell of the matrix left no row: no evidence either way (missing-rows)",
+        "prefill-tiny-0.29.0: 2 pairs of boots: too few for a statistical claim (a sign test at 5 % needs 6)",
         "nothing ran on a GPU: what needs one (speculative decoding, offload, timing) is not shown here",
-        "no card other than CPU slot 0 was run",
         "no profile other than tiny was run",
     )
 
