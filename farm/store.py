@@ -230,6 +230,8 @@ class Store:
             try:
                 with self._connect(paths) as connection:
                     cursor = connection.execute(query)
+                    if cursor is None:  # nothing but blanks or a comment
+                        raise UsageError("the query is empty; for instance: select cell, verdict from cells")
                     return QueryResult(tuple(d[0] for d in cursor.description or ()), tuple(cursor.fetchall()))
             except (duckdb.Error, FileNotFoundError) as error:
                 before, paths = paths, self._sound()

@@ -576,6 +576,12 @@ def test_a_bad_query_is_told_in_duckdbs_words_with_the_tables(store, query, word
         store.sql(query)
 
 
+@pytest.mark.parametrize("query", ["", "  ", "-- nothing"], ids=["empty", "blank", "comment"])
+def test_an_empty_query_is_bad_usage(store, query):
+    with pytest.raises(UsageError, match="the query is empty"):
+        store.sql(query)
+
+
 def test_sql_gives_times_as_aware_utc(store):
     commit(store, "c")
     ((began,),) = store.sql("select started_utc from cells").rows
