@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -137,7 +137,7 @@ class LiveBench:
             cards.wait_memory_back(self.card, memory_before)
         except BootFailure as error:
             log_tail = error.log_tail or str(error)
-            if facts is None and self._is_the_trees_fault(slot.arm, error):
+            if facts is None and is_the_trees_fault(error, self.arms[slot.arm], self._booted):
                 raise TreeFailure(f"arm {slot.arm} does not boot, where {', '.join(sorted(self._booted))} did on this card "
                                   f"before: {error}\n{log_tail}") from error
             raise
@@ -152,20 +152,11 @@ class LiveBench:
                 {"started_utc": booted_at, "ended_utc": ended, "arm": slot.arm, "boot": slot.boot, "pair": slot.pair,
                  "order": slot.order, **facts.conditions()}))
 
-    def _is_the_trees_fault(self, arm: str, error: BootFailure) -> bool:
-        """A patched tree that ends in a Python error of its code's kind, where another arm booted before."""
-        others = self._booted - {arm}
-        return bool(error.reason is Reason.BOOT_DIED and self.arms[arm].patches and others and _CODE_ERROR.search(str(error)))
-
     def order(self, arms: Sequence[str], boots: int) -> list[BootSlot]:
         return balanced_order(arms, boots)
 
     def prompt(self, tokens: int, *, salt: str) -> Prompt:
-        """Token ids drawn by a generator that is seeded with salt and length alone: the same in every cell."""
-        low, high = (32, 127) if (self._vocab_size() < 1000) else (1000, int(self._vocab_size() * 0.9))
-        rng = random.Random(f"{salt}/{tokens}")
-        ids = tuple(rng.randrange(low, high) for _ in range(tokens))
-        return Prompt(ids, hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode()).hexdigest())
+        return make_prompt(tokens, salt, self._vocab_size())
 
     def _vocab_size(self) -> int:
         assert self._model is not None
@@ -255,6 +246,24 @@ class LiveBench:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def is_the_trees_fault(error: BootFailure, arm: Arm, booted: Collection[str]) -> bool:
+    """Whether a boot's end is evidence against its tree: a patched arm, an exception of its code, and another arm that
+    had been healthy on the same card in the same cell.  All else may be the card's or the farm's: ERROR."""
+    return bool(error.reason is Reason.BOOT_DIED and arm.patches and set(booted) - {arm.name}
+                and _CODE_ERROR.search(str(error)))
+
+
+def make_prompt(tokens: int, salt: str, vocab_size: int) -> Prompt:
+    """Token ids drawn by a generator that is seeded with salt and length alone: the same in every cell, pin and arm.
+
+    Of a byte-level vocabulary printable bytes, of a real one the middle: special tokens stand at its ends.
+    """
+    low, high = (32, 127) if vocab_size < 1000 else (1000, int(vocab_size * 0.9))
+    rng = random.Random(f"{salt}/{tokens}")
+    ids = tuple(rng.randrange(low, high) for _ in range(tokens))
+    return Prompt(ids, hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode()).hexdigest())
 
 
 def _check_attested(lines: Sequence[Mapping[str, Any]], tree: Tree, arm: str) -> None:
