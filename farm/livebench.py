@@ -76,7 +76,7 @@ class LiveBench:
 
         Raises EnvironmentBuildError, PinError, SeriesError.
         """
-        pin = Pin.from_config(cell.pin.name, cell.pin.config)
+        pin = _pin(cell)
         pristine = workshop.pins.pristine(pin, progress)
         environment = workshop.pins.environment(pin, progress)
         evidence.versions = {k: environment.versions.get(k) for k in ("vllm", "torch", "triton", "transformers", "python")}
@@ -173,7 +173,7 @@ class LiveBench:
     # --- tests and scripts -----------------------------------------------------------------------
 
     def pytest(self, arm: str, suite: Suite) -> TestRun:
-        pin = Pin.from_config(self._spec.pin.name, self._spec.pin.config)
+        pin = _pin(self._spec)
         sdist = None if suite.source == "series" else self._workshop.pins.sdist(self.version, pin, self.progress)
         newer = self._workshop.pins.sdist(suite.version, pin, self.progress) if suite.source == "newer" else None
         with self._scratch_dir() as scratch, self._spanned("tests", arm):
@@ -272,6 +272,10 @@ def _check_attested(lines: Sequence[Mapping[str, Any]], tree: Tree, arm: str) ->
     if path is None or not Path(path).is_relative_to(tree.root):
         raise InvalidMeasurement(f"arm {arm}: the script imported vllm from {path}, not from its tree {tree.root}",
                                  reason=Reason.WRONG_TREE)
+
+
+def _pin(cell: Cell) -> Pin:
+    return Pin.from_config(cell.pin.name, cell.pin.config)
 
 
 def _model(cell: Cell, workshop: Workshop) -> models.ModelFiles:

@@ -55,9 +55,7 @@ class Reason(str, Enum):
     WRONG_TREE = "wrong-tree"
     NO_CHANGE = "no-change"
     REFUSED_CONFIG = "refused-config"
-    UNKNOWN_KNOB = "unknown-knob"
     BAD_CONFIG = "bad-config"
-    CONTROL_PASSED = "control-passed"
     # ERROR
     FARM_ERROR = "farm-error"
     ENV_BUILD_FAILED = "env-build-failed"
@@ -68,12 +66,10 @@ class Reason(str, Enum):
     REQUEST_FAILED = "request-failed"
     TESTS_CRASHED = "tests-crashed"
     ACTOR_DIED = "actor-died"
-    INTERRUPTED = "interrupted"
     NO_CARD = "no-card"
     MEMORY_HELD = "memory-held"
     # SKIP
     NEEDS_UNMET = "needs-unmet"
-    NOT_SELECTED = "not-selected"
 
 
 def exit_code(verdicts: list[Verdict]) -> int:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from farm import cards
 from farm.bench import Card
 from farm.errors import FarmError, InvalidMeasurement
@@ -125,8 +127,6 @@ class Worker:
 
 def default_cache() -> Path:
     """FARM_CACHE, or the user's cache directory."""
-    import platformdirs
-
     return Path(os.environ.get("FARM_CACHE") or platformdirs.user_cache_dir("patch-farm"))
 
 
