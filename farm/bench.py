@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from farm.records import BootRow, Measurement, Outcome, Sample, Tagged, TestRow
+from farm.records import BootRow, Measurement, Outcome, PatchRow, Sample, Tagged, TestRow
 
 Event = Tagged | Outcome
 
@@ -192,6 +192,23 @@ class TestRun:
     note: str | None = None
 
 
+@dataclass(frozen=True)
+class PatchTriage:
+    """How one patch of the pin's series fares on the pin's pristine package (farm.triage).
+
+    `status` is a word of the triage table, `good` whether the series stands with it.  `claim` is the release that the
+    patch's own header names as the first to carry its change (`Applied-Upstream`), where this pin is that old or newer;
+    `traces` is what the release's source shows of it.
+    """
+
+    row: PatchRow
+    good: bool
+    upstream: bool = False
+    moved: bool = False
+    claim: str | None = None
+    traces: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class Bench(Protocol):
     """The whole world of a job."""
@@ -218,6 +235,9 @@ class Bench(Protocol):
 
         Raises TreeFailure where the script itself ends in an exception, InvalidMeasurement for a wrong tree.
         """
+
+    def triage(self) -> Sequence[PatchTriage]:
+        """The whole series on this pin's pristine package, patch by patch, in its order."""
 
     def order(self, arms: Sequence[str], boots: int) -> list[BootSlot]:
         """The balanced boot order: A B, then B A, and so on in turn, `boots` boots an arm."""
@@ -251,6 +271,6 @@ class Job(Protocol):
 
 __all__ = [
     "Arm", "Bench", "BootFacts", "BootRow", "BootSlot", "Card", "Event", "GaugeTrace", "Job", "Measurement", "Needs",
-    "Outcome", "Prompt", "Reply", "Sample", "Sampling", "Server", "Suite", "Tagged", "TestRow", "TestRun",
+    "Outcome", "PatchTriage", "Prompt", "Reply", "Sample", "Sampling", "Server", "Suite", "Tagged", "TestRow", "TestRun",
     "balanced_order",
 ]

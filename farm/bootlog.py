@@ -77,7 +77,8 @@ _SERVING = re.compile(r"Starting vLLM (API )?server|Application startup complete
 
 
 def parse(lines: Iterable[str]) -> BootFacts:
-    """Facts from a boot's log.  Numbers: the last that was said; names: all distinct ones, joined by ", ".
+    """Facts from a boot's log.  Numbers: the last that was said; names: all distinct ones, joined by ", ";
+    unknown knobs: one entry a warning.
 
     `boot_s`, `caches`, `argv` and `env` stay at their defaults: the log does not know them.
     """
@@ -116,7 +117,7 @@ def parse(lines: Iterable[str]) -> BootFacts:
         kv_layout=_names(found["kv_layout"]),
         connector=_names(found["connector"]),
         jit_lines=jit,
-        unknown_knobs=tuple(dict.fromkeys(found["unknown_knobs"])),
+        unknown_knobs=tuple(found["unknown_knobs"]),  # one entry a warning: a made-up knob must give exactly one
         gaps=tuple(sorted(mentioned - known)),
     )
 

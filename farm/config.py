@@ -23,10 +23,13 @@ from farm.bench import Job, Needs
 from farm.errors import UsageError
 from farm.pinfile import PROJECT as PROJECT
 from farm.pinfile import PinConfig, config_roots, find, names
+from farm.records import Reason
 from farm.yamlfile import Frozen, YamlFile
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
+
+CONTROLS = (Reason.AS_EXPECTED, Reason.FAILING_SET_DIFFERS, Reason.TESTS_BROKEN, Reason.EFFECT_ABSENT, Reason.UNKNOWN_KNOB)
 
 # What becomes a part of file names (a cell's id, its log) and of rows.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
@@ -86,6 +89,7 @@ class ArmConfig(Frozen):
 
     patches: Literal["all", "none"] | tuple[str, ...] = "all"
     without: tuple[str, ...] = ()
+    upstream: Literal["keep", "drop"] = "keep"  # drop: without patches whose header says Applied-Upstream: PIN or older
     env: Mapping[str, str] = Field(default_factory=dict)
     args: tuple[str, ...] = ()
 
@@ -111,6 +115,14 @@ class CellConfig(Frozen):
     arms: tuple[str, ...] | None = Field(default=None, min_length=1)
     options: Mapping[str, Any] = Field(default_factory=dict, alias="with")
     expect: Any = None
+    control: Reason | None = None  # the reason that this cell must end with, or the whole run is INVALID
+
+    @field_validator("control")
+    @classmethod
+    def _is_evidence(cls, control: Reason | None) -> Reason | None:
+        if control is not None and control not in CONTROLS:
+            raise ValueError(f"a control ends with evidence; choose one of: {', '.join(r.value for r in CONTROLS)}")
+        return control
 
 
 class CardsConfig(Frozen):
@@ -130,6 +142,8 @@ class MatrixConfig(Frozen):
         default_factory=lambda: {"baseline": ArmConfig(patches="none"), "patched": ArmConfig()}, min_length=1
     )
     cards: CardsConfig = CardsConfig()
+    campaign: bool = False  # verdicts stand only beside controls that held: at least one cell must be one
+    on_series_error: Literal["refuse", "fail"] = "refuse"  # fail: a pin whose series is broken ends FAIL, the others go on
     attempts: int = Field(default=2, ge=1, le=10)  # of a cell that ends ERROR, each on another card if there is one
     cells: tuple[CellConfig, ...] = Field(min_length=1)
 

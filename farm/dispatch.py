@@ -96,19 +96,22 @@ def seats(cpu_slots: int) -> list[Seat]:
 
 
 def run_cells(cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watcher, *, cpu_slots: int, attempts: int,
-              cache: str | None, opened: Callable[[Sequence[Card]], None]) -> dict[str, Outcome]:
+              cache: str | None, opened: Callable[[Sequence[Card]], None],
+              decided: Mapping[str, Outcome] | None = None) -> dict[str, Outcome]:
     """Run every cell to its final outcome: {cell id: outcome}.  Raises KeyboardInterrupt as it comes.
 
-    Attempts are numbered on from those that the run has committed already (a resumed run).
+    Attempts are numbered on from those that the run has committed already (a resumed run).  Cells that are `decided`
+    before any card was asked (their tree cannot be built) are committed as they are.
     """
-    return _Dispatch(cells, info, store, watcher, attempts, cache).run(seats(cpu_slots), opened)
+    return _Dispatch(cells, info, store, watcher, attempts, cache, decided or {}).run(seats(cpu_slots), opened)
 
 
 class _Dispatch:
     def __init__(self, cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watcher, attempts: int,
-                 cache: str | None) -> None:
+                 cache: str | None, decided: Mapping[str, Outcome]) -> None:
+        self._decided = decided
         self._cells: Mapping[str, Cell] = {cell.id: cell for cell in cells}
-        self._scheduler = Scheduler([Task(cell.id, cell.needs) for cell in cells], attempts)
+        self._scheduler = Scheduler([Task(cell.id, cell.needs) for cell in cells if cell.id not in decided], attempts)
         self._info, self._store, self._watcher, self._cache = info, store, watcher, cache
         self._desks: list[_Desk] = []
         self._outcomes: dict[str, Outcome] = {}
@@ -120,6 +123,8 @@ class _Dispatch:
         try:
             self._open(seats)
             opened([desk.card for desk in self._desks])
+            for cell, outcome in self._decided.items():
+                self._close_cell(cell, 1, outcome, final=True)
             for cell, why in self._scheduler.unrunnable():
                 self._close_cell(cell, 1, Outcome(Verdict.SKIP, Reason.NEEDS_UNMET, why), final=True)
             while not self._scheduler.done:

@@ -84,7 +84,7 @@ class Evidence:
             "vllm_s": covered_s([(s.started_utc, s.ended_utc) for s in spans]),
             "spans": [{"kind": s.kind, "arm": s.arm, "started_utc": s.started_utc, "ended_utc": s.ended_utc}
                       for s in spans],
-            "final": final,
+            "final": final, "control": self.cell.control and self.cell.control.value,
         }
 
     def _identity(self, started: datetime | None) -> dict[str, Any]:

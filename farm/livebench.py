@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import cards, childenv, lifeline, models, server, testrun
-from farm.bench import Arm, BootFacts, BootSlot, Card, Prompt, Server, Suite, TestRun, balanced_order
+from farm.bench import Arm, BootFacts, BootSlot, Card, PatchTriage, Prompt, Server, Suite, TestRun, balanced_order
 from farm.environment import Environment
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
 from farm.evidence import BuiltArm, Evidence, Span
@@ -59,7 +59,7 @@ class LiveBench:
     _emit: Callable[[Tagged], None]
     _spec: Cell
     _workshop: Workshop
-    _environment: Environment
+    _environment: Environment | None
     _trees: Mapping[str, Tree]
     _evidence: Evidence
     _spans: list[Span]
@@ -78,8 +78,11 @@ class LiveBench:
         """
         pin = _pin(cell)
         pristine = workshop.pins.pristine(pin, progress)
-        environment = workshop.pins.environment(pin, progress)
-        evidence.versions = {k: environment.versions.get(k) for k in ("vllm", "torch", "triton", "transformers", "python")}
+        environment = None  # of a cell without arms: nothing runs there
+        evidence.versions = {"vllm": pristine.version}
+        if cell.arms:
+            environment = workshop.pins.environment(pin, progress)
+            evidence.versions = {k: environment.versions.get(k) for k in ("vllm", "torch", "triton", "transformers", "python")}
         trees = {arm.name: workshop.trees.build(pristine, arm.patches) for arm in cell.arms}
         arms = {arm.name: Arm(arm.name, trees[arm.name].id, tuple(p.name for p in arm.patches), dict(arm.env))
                 for arm in cell.arms}
@@ -205,6 +208,18 @@ class LiveBench:
         lines = [json.loads(line) for line in printed if line.startswith("{")]
         _check_attested(lines, tree, arm)
         yield from (line for line in lines if line.get("event") != "attest")
+
+    # --- the series ------------------------------------------------------------------------------
+
+    def triage(self) -> Sequence[PatchTriage]:
+        from farm import triage as triages
+
+        table = triages.triage([
+            triages.TriagePin(r.pin.name, r.pin.config.version,
+                              self._workshop.pins.pristine(Pin.from_config(r.pin.name, r.pin.config), self.progress).package,
+                              r.series)
+            for r in self._spec.releases])
+        return triages.of_pin(table, self.pin)
 
     # --- what these have in common ---------------------------------------------------------------
 

@@ -27,14 +27,14 @@ from datetime import datetime
 import platformdirs
 from rich.console import Console
 
-from farm import config, dispatch, plan
+from farm import campaign, config, dispatch, plan
 from farm.bench import Card
-from farm.errors import EnvironmentBuildError, UsageError
+from farm.errors import EnvironmentBuildError, SeriesError, UsageError
 from farm.evidence import RunInfo, covered_s
 from farm.lifeline import processes_of_run
 from farm.pins import Pin, PinStore
 from farm.project import project_state
-from farm.records import SCHEMA_VERSION, Outcome, Verdict, exit_code, utc_now
+from farm.records import SCHEMA_VERSION, Outcome, Reason, Verdict, exit_code, utc_now
 from farm.report.live import Progress
 from farm.report.terminal import render_terminal
 from farm.series import Series, load_series, require_gnu_patch, series_directory
@@ -79,10 +79,10 @@ def _main(request: Request, console: Console) -> int:
     try:
         loaded = config.load(request.config, request.only)
         store = Store.open(request.results or default_results())
-        cells = preflight(loaded, lambda text: console.print(
+        planned = preflight(loaded, lambda text: console.print(
             f"{datetime.now():%H:%M:%S} [preflight] {text}", highlight=False, markup=False, soft_wrap=True))
         dispatch.probe(request.address)
-        run, done = _run_id(loaded.matrix.name, request.resume, store, cells)
+        run, done = _run_id(loaded.matrix.name, request.resume, store, planned.cells)
     except UsageError as error:
         console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return USAGE_EXIT
@@ -90,13 +90,22 @@ def _main(request: Request, console: Console) -> int:
         console.print(f"farm: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return exit_code([error.verdict])
     info = RunInfo(run, *project_state(loaded.series_root), series=str(loaded.series_root))
-    return _Run(request, loaded, store, info, console, began).execute([c for c in cells if c.id not in done], done)
+    return _Run(request, loaded, store, info, console, began).execute(planned, done)
 
 
-def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> list[plan.Cell]:
+@dataclass(frozen=True)
+class Planned:
+    """The cells of a run, and the outcomes of those that are decided before any card is asked."""
+
+    cells: list[plan.Cell]
+    decided: Mapping[str, Outcome]
+
+
+def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> Planned:
     """All that can be known wrong before a card is touched; what comes back are the cells to run.
 
     The pristine package of each pin is fetched (its environment is not), and the tree of every arm is built here once.
+    A tree that cannot be built refuses the run, or with `on_series_error: fail` makes its cells FAIL.
     Raises UsageError (series, patch, pin, GNU patch), EnvironmentBuildError (network).
     """
     require_gnu_patch()
@@ -111,14 +120,24 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> list[plan.Ce
         name: load_series(series_directory(loaded.series_root, loaded.pins[name].version)) for name in sorted(wanted)
     }
     cells = plan.cells(loaded, series, read_tests(loaded.series_root))
+    decided: dict[str, Outcome] = {}
     for name in sorted(wanted):
         pin = Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name])
         pristine = pins.pristine(pin, say)
         for version in _test_versions(cells, name):
             pins.sdist(version, pin, say)
-        for patches in {arm.patches for cell in cells if cell.pin.name == name for arm in cell.arms}:
-            trees.build(pristine, patches)
-    return cells
+        mine = [cell for cell in cells if cell.pin.name == name]
+        for patches in {arm.patches for cell in mine for arm in cell.arms}:
+            try:
+                trees.build(pristine, patches)
+            except SeriesError as error:
+                if loaded.matrix.on_series_error == "refuse":
+                    raise
+                say(f"{name}: {error}")
+                broken = Outcome(Verdict.FAIL, Reason.SERIES_BROKEN, f"its tree cannot be built: {error}")
+                decided |= {cell.id: campaign.controlled(broken, cell.control) if cell.control else broken
+                            for cell in mine if any(arm.patches == patches for arm in cell.arms)}
+    return Planned(cells, decided)
 
 
 def _test_versions(cells: Sequence[plan.Cell], pin: str) -> set[str]:
@@ -145,27 +164,37 @@ class _Run:
         for row in store.read("runs", info.run).to_pylist():  # a resumed run goes on where it was
             self._opened, self._before_s = row["started_utc"], row["wall_s"] or 0.0
 
-    def execute(self, cells: Sequence[plan.Cell], done: Mapping[str, Verdict]) -> int:
+    def execute(self, planned: Planned, done: Mapping[str, Verdict]) -> int:
+        cells = [cell for cell in planned.cells if cell.id not in done]
         self._console.print(f"run {self._info.run}: {len(cells)} cells, series {self._info.series}, results in "
                             f"{self._store.root}", highlight=False, markup=False, soft_wrap=True)
-        promised = len(cells) + len(done)
+        promised = len(planned.cells)
         self._write("running", None, promised)
         watcher = Progress(self._console)
         try:
             with _closing(watcher):
-                outcomes = self._dispatch(cells, watcher) if cells else {}
+                outcomes = self._dispatch(cells, planned.decided, watcher) if cells else {}
         except (KeyboardInterrupt, SystemExit):  # SystemExit: Ray's own handler of SIGTERM while it starts
             return self._interrupted(promised)
         except BaseException:
             self._write("failed", exit_code([Verdict.ERROR]), promised)
             raise
         code = exit_code([*(o.verdict for o in outcomes.values()), *done.values()])
-        self._write("finished", code, promised)
+        standing = self._campaign(planned.cells)
+        if standing not in (None, campaign.VALID):
+            code = exit_code([Verdict.INVALID])  # a FAIL is no evidence either
+        self._write("finished", code, promised, standing)
         self._store.compact(self._info.run)
         render_terminal(self._store, self._info.run, self._console)
         return code
 
-    def _dispatch(self, cells: Sequence[plan.Cell], watcher: Progress) -> dict[str, Outcome]:
+    def _campaign(self, cells: Sequence[plan.Cell]) -> str | None:
+        ended = {row["cell"]: Reason(row["reason"]) for row in self._store.read("cells", self._info.run).to_pylist()
+                 if row["final"]}
+        return campaign.verdict([(cell.id, ended.get(cell.id)) for cell in cells if cell.control is not None],
+                                wanted=self._loaded.matrix.campaign)
+
+    def _dispatch(self, cells: Sequence[plan.Cell], decided: Mapping[str, Outcome], watcher: Progress) -> dict[str, Outcome]:
         matrix = self._loaded.matrix
         with dispatch.attached(self._request.address), _interruptible():  # again: Ray sets a handler of its own
 
@@ -175,7 +204,8 @@ class _Run:
                     watcher.event(dispatch.label(card), "-", f"ready on {card.host} ({card.uuid})")
 
             return dispatch.run_cells(cells, self._info, self._store, watcher, cpu_slots=matrix.cards.cpu_slots,
-                                      attempts=matrix.attempts, cache=os.environ.get("FARM_CACHE"), opened=opened)
+                                      attempts=matrix.attempts, cache=os.environ.get("FARM_CACHE"), opened=opened,
+                                      decided={cell.id: decided[cell.id] for cell in cells if cell.id in decided})
 
     def _interrupted(self, cells: int) -> int:
         left = _wait_gone(self._info.run)
@@ -187,7 +217,7 @@ class _Run:
             self._console.print(f"still running and ours: processes {', '.join(map(str, left))}", style="red")
         return INTERRUPTED_EXIT
 
-    def _write(self, status: str, code: int | None, cells: int) -> None:
+    def _write(self, status: str, code: int | None, cells: int, standing: str | None = None) -> None:
         spans = [(s["started_utc"], s["ended_utc"]) for row in self._store.read("cells", self._info.run).to_pylist()
                  for s in row["spans"] or []]
         self._store.commit_run(self._info.run, {
@@ -196,6 +226,7 @@ class _Run:
             "project_commit": self._info.project_commit, "project_dirty": self._info.project_dirty,
             "name": self._loaded.matrix.name, "status": status, "exit_code": code, "command": list(sys.argv),
             "config": self._loaded.source.path.read_text(encoding="utf-8"), "cells": cells,
+            "campaign": standing,
             "wall_s": self._before_s + time.monotonic() - self._began, "vllm_s": covered_s(spans),
         })
 

@@ -12,8 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from packaging.version import Version
+
 from farm.bench import Job, Needs
-from farm.config import ArmConfig, Loaded, PinConfig, ProfileConfig
+from farm.config import ArmConfig, Loaded, ProfileConfig
+from farm.dep3 import carried
+from farm.pinfile import PinConfig
+from farm.records import Reason
 from farm.series import PatchFile, Series
 
 
@@ -36,6 +41,14 @@ class PinSpec:
 
 
 @dataclass(frozen=True)
+class Release:
+    """A pin with the whole series that is meant for it."""
+
+    pin: PinSpec
+    series: Series
+
+
+@dataclass(frozen=True)
 class Cell:
     """One job × profile × pin × its arms: the unit of scheduling, retry and resume."""
 
@@ -51,6 +64,8 @@ class Cell:
     seed: int
     series_sha256: str
     tests: Mapping[str, bytes] = field(default_factory=dict)  # patches/tests, by relative path
+    control: Reason | None = None  # the reason that this cell must end with
+    releases: tuple[Release, ...] = ()  # of a triage: its own pin last, the older ones of the matrix before it
 
 
 def combine(job: Needs, profile: Needs | None) -> Needs:
@@ -78,14 +93,16 @@ def cells(loaded: Loaded, series: Mapping[str, Series], tests: Mapping[str, byte
         config = planned.config
         for pin_name in config.pins or loaded.matrix.pins:
             pin = PinSpec(pin_name, loaded.pins[pin_name])
-            names = config.arms or tuple(loaded.matrix.arms)
-            arms = tuple(_arm(loaded, name, series[pin_name]) for name in names)
+            treeless = getattr(planned.job, "treeless", False)
+            names = () if treeless else config.arms or tuple(loaded.matrix.arms)
+            arms = tuple(_arm(loaded, name, pin, series[pin_name]) for name in names)
+            releases = _releases(loaded, pin, series) if treeless else ()
             profile_needs = planned.profile.needs.needs() if planned.profile else None
             job_needs = planned.job.needs
             if pin.config.flavour == "cuda" and getattr(planned.job, "serves", False):
                 job_needs = combine(job_needs, Needs(cuda=True))
             identity = _digest(planned.options, planned.profile, pin, arms, config.job, loaded.matrix.seed,
-                               tests if config.job == "unit" else {})
+                               tests if config.job == "unit" else {}, config.control, releases)
             words = [config.job, config.name, (config.profile or "").replace("/", "-"), pin_name]
             cell_id = "-".join([w for w in words if w] + [identity[:8]])
             if len(cell_id) > 140:  # with its attempt it names files
@@ -99,11 +116,20 @@ def cells(loaded: Loaded, series: Mapping[str, Series], tests: Mapping[str, byte
                 profile_config=planned.profile, arms=arms, options=planned.options,
                 needs=combine(job_needs, profile_needs), seed=int(identity[:12], 16),
                 series_sha256=series[pin_name].sha256, tests=tests if config.job == "unit" else {},
+                control=config.control, releases=releases,
             )
     return list(made.values())
 
 
-def _arm(loaded: Loaded, name: str, series: Series) -> ArmSpec:
+def _releases(loaded: Loaded, pin: PinSpec, series: Mapping[str, Series]) -> tuple[Release, ...]:
+    """This pin and the older ones that the matrix lists, oldest first."""
+    upto = Version(pin.config.version)
+    older = [PinSpec(name, loaded.pins[name]) for name in series
+             if name != pin.name and Version(loaded.pins[name].version) < upto]
+    return tuple(Release(p, series[p.name]) for p in [*sorted(older, key=lambda p: Version(p.config.version)), pin])
+
+
+def _arm(loaded: Loaded, name: str, pin: PinSpec, series: Series) -> ArmSpec:
     config: ArmConfig = loaded.matrix.arms[name]
     at = ("arms", name, "patches")
     if config.patches == "none":
@@ -115,6 +141,8 @@ def _arm(loaded: Loaded, name: str, series: Series) -> ArmSpec:
         _refuse_unknown(loaded, config.patches, series, at)
     _refuse_unknown(loaded, config.without, series, ("arms", name, "without"))
     kept = tuple(p for p in chosen if p.name not in config.without)
+    if config.upstream == "drop":
+        kept = tuple(p for p in kept if not carried(p, pin.config.version))
     return ArmSpec(name, kept, dict(config.env), config.args)
 
 
@@ -127,12 +155,13 @@ def _refuse_unknown(loaded: Loaded, names: tuple[str, ...], series: Series, at: 
 
 
 def _digest(options: Any, profile: ProfileConfig | None, pin: PinSpec, arms: tuple[ArmSpec, ...], job: str, seed: int,
-            tests: Mapping[str, bytes]) -> str:
+            tests: Mapping[str, bytes], control: Reason | None, releases: tuple[Release, ...]) -> str:
     """What makes a cell the same cell when a run is resumed: everything that could change its result."""
     parts = {
         "job": job, "seed": seed, "options": options, "pin": [pin.name, pin.config.model_dump(mode="json")],
         "profile": profile.model_dump(mode="json") if profile else None,
         "arms": [[a.name, [p.sha256 for p in a.patches], dict(a.env), list(a.args)] for a in arms],
         "tests": {k: hashlib.sha256(v).hexdigest() for k, v in sorted(tests.items())},
+        "control": control and control.value, "releases": [[r.pin.name, r.series.sha256] for r in releases],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Verdict(str, Enum):
@@ -44,6 +44,9 @@ class Reason(str, Enum):
     EFFECT_WRONG_WAY = "effect-wrong-way"
     CHANGED = "changed"
     TREE_FAILED = "tree-failed"
+    SERIES_BROKEN = "series-broken"
+    UNKNOWN_KNOB = "unknown-knob"
+    CONTROL_HELD = "control-held"
     # INVALID
     POOL_MISMATCH = "pool-mismatch"
     PROMPT_CACHED = "prompt-cached"
@@ -56,6 +59,7 @@ class Reason(str, Enum):
     NO_CHANGE = "no-change"
     REFUSED_CONFIG = "refused-config"
     BAD_CONFIG = "bad-config"
+    CONTROL_MISSED = "control-missed"
     # ERROR
     FARM_ERROR = "farm-error"
     ENV_BUILD_FAILED = "env-build-failed"
@@ -136,7 +140,7 @@ class TestRow:
 
 @dataclass(frozen=True)
 class PatchRow:
-    """How one patch of a tree applied."""
+    """How one patch of a tree applied, or in a triage fared."""
 
     patch: str
     sha256: str
@@ -145,6 +149,8 @@ class PatchRow:
     offset_hunks: int
     max_offset: int
     files: tuple[str, ...]
+    status: str | None = None  # of a triage, and what it found
+    detail: str | None = None
 
 
 @dataclass(frozen=True)
@@ -269,13 +275,14 @@ _OWN: dict[str, list[pa.Field]] = {
         pa.field("name", pa.string()), pa.field("status", pa.string()), pa.field("exit_code", pa.int32()),
         pa.field("command", pa.list_(pa.string())), pa.field("config", pa.string()),
         pa.field("wall_s", pa.float64()), pa.field("vllm_s", pa.float64()), pa.field("cells", pa.int32()),
+        pa.field("campaign", pa.string()),  # valid, or why its verdicts are no evidence; null: no controls were asked for
     ],
     "cells": [
         pa.field("verdict", pa.string()), pa.field("reason", pa.string()), pa.field("detail", pa.string()),
         pa.field("unproven", pa.list_(pa.string())), pa.field("arms", pa.list_(_ARM)),
         pa.field("options", pa.string()), pa.field("expect", pa.string()),
         pa.field("wall_s", pa.float64()), pa.field("vllm_s", pa.float64()), pa.field("spans", pa.list_(_SPAN)),
-        pa.field("final", pa.bool_()),
+        pa.field("final", pa.bool_()), pa.field("control", pa.string()),  # the reason that a control must end with
     ],
     "boots": [pa.field("ok", pa.bool_()), pa.field("log_tail", pa.string()), pa.field("gaps", pa.list_(pa.string())),
               pa.field("teardown_s", pa.float64())],
@@ -291,7 +298,7 @@ _OWN: dict[str, list[pa.Field]] = {
     "patches": [
         pa.field("patch", pa.string()), pa.field("sha256", pa.string()), pa.field("position", pa.int32()),
         pa.field("hunks", pa.int32()), pa.field("offset_hunks", pa.int32()), pa.field("max_offset", pa.int32()),
-        pa.field("files", pa.list_(pa.string())),
+        pa.field("files", pa.list_(pa.string())), pa.field("status", pa.string()), pa.field("detail", pa.string()),
     ],
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from farm import cards
+from farm import campaign, cards
 from farm.bench import Card
 from farm.errors import FarmError, InvalidMeasurement
 from farm.evidence import Evidence, RunInfo, Span
@@ -100,6 +100,8 @@ class Worker:
                 f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno}); this is a fault of "
                 "the farm, please report it with the run's log")
             events.put(Progress("".join(traceback.format_exception(error))))
+        if cell.control is not None:
+            outcome = campaign.controlled(outcome, cell.control)
         events.put(Ended(outcome, evidence.cell_row(outcome, spans, final=True)))
 
     def _measure(self, cell: Cell, evidence: Evidence, spans: list[Span],

@@ -27,6 +27,11 @@ def _lines(run: RunView) -> Iterable[str]:
              f"{run.started:%Y-%m-%d %H:%M} UTC" if run.started else "",
              f"project {_code(run.project)}" if run.project else ""]
     yield " · ".join(filter(None, facts))
+    if run.campaign:
+        yield from ("", f"**INVALID as a whole, no verdict below is evidence**: {_text(run.campaign)}")
+    if run.pins:
+        yield from _section("Pins", _table(["pin", *map(_text, run.pins.columns), "geometry"], [
+            [_code(pin), *map(_text, ends), _text(geometry)] for pin, ends, geometry in run.pins.rows]))
     yield ""
     yield "### Conditions"
     yield ""

@@ -49,10 +49,16 @@ def _parts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
         yield _table(*_cells(run, width, detail=wide), width, lined, numbers=("seconds",))
     ended = "" if run.exit_code is None else f", exit code {run.exit_code}"
     yield Text(f"run {run.run}: {run.summary}; {run.status}{ended}")
+    if run.campaign:
+        yield Text(f"INVALID as a whole, no verdict above is evidence: {run.campaign}", STYLES["INVALID"])
     if not wide:
         yield from _section("Verdicts", [line for c in run.cells for line in _detail(c)])
     else:
         yield from _section("Logs", [line for c in run.cells if c.tail for line in _tail(c)])
+    if run.pins:
+        yield _heading("Pins")
+        yield _table(["pin", *run.pins.columns, "geometry"], [[pin, *ends, geometry] for pin, ends, geometry in run.pins.rows],
+                     width, lined)
     yield from _section("Conditions", list(_conditions(run)))
     if run.contrasts:
         yield _heading("Measured, one value a boot; change and ratio (second arm / first) are of the means")

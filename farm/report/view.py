@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from farm import campaign
 from farm.errors import UsageError
 from farm.records import Reason, Verdict
-from farm.report import expected, suites
+from farm.report import expected, pins, suites
 from farm.report.conditions import conditions
+from farm.report.pins import PinTable
 from farm.report.suites import SuiteView, plain
 from farm.stats import words
 from farm.store import Store
@@ -58,8 +60,15 @@ class CellView:
         found = _CELL_HASH.search(self.cell)
         if not found:
             return self.cell
-        name = self.cell[:found.start()].removesuffix(f"-{self.pin}").removesuffix(f"-{self.profile.replace('/', '-')}")
-        return f"{name.removeprefix(f'{self.job}-') or self.job}-{found[1]}"
+        return f"{self.column}-{found[1]}"
+
+    @property
+    def column(self) -> str:
+        """Its name, else its job: what cells of several pins have in common."""
+        found = _CELL_HASH.search(self.cell)
+        name = self.cell[:found.start() if found else None].removesuffix(f"-{self.pin}")
+        name = name.removesuffix(f"-{self.profile.replace('/', '-')}")
+        return name.removeprefix(f"{self.job}-") or self.job
 
 
 @dataclass(frozen=True)
@@ -116,9 +125,13 @@ class PatchView:
     offset_hunks: int | None
     max_offset: int | None
     files: tuple[str, ...]
+    status: str = ""  # of a triage, and what it found
+    detail: str = ""
 
     @property
     def words(self) -> str:
+        if self.status not in ("", "clean", "offset"):
+            return f"{self.status}: {self.detail}" if self.detail else self.status
         if self.hunks is None:
             return "not applied"
         offsets = f"{self.offset_hunks} with an offset, at most {_count(self.max_offset or 0, 'line')}" \
@@ -165,6 +178,8 @@ class RunView:
     contrasts: tuple[Contrast, ...]
     suites: tuple[SuiteView, ...]
     patches: tuple[PatchView, ...]
+    pins: PinTable | None
+    campaign: str  # why no verdict here is evidence; empty where there is no such reason
     times: Times
     unproven: tuple[str, ...]
     problems: tuple[str, ...]
@@ -211,7 +226,8 @@ def view(store: Store, run: str) -> RunView:
         exit_code=head.get("exit_code"), command=" ".join(head.get("command") or ()), started=head.get("started_utc"),
         project=_project(head, shown.values()), cells=cells, missing=missing,
         contrasts=_contrasts(kept["measurements"], shown), suites=suites.digest(kept["tests"], _arm_names(shown)),
-        patches=_patches(kept["patches"], shown.values()), times=_times(head, shown.values()),
+        patches=_patches(kept["patches"], shown.values()), pins=pins.digest(cells, kept["boots"]),
+        campaign="" if head.get("campaign") in (None, campaign.VALID) else head["campaign"], times=_times(head, shown.values()),
         unproven=_unproven(shown.values(), head, missing, kept["boots"]), problems=tuple(dict.fromkeys(problems)))
 
 
@@ -269,8 +285,10 @@ def _patches(rows: Sequence[Row], cells: Iterable[Row]) -> tuple[PatchView, ...]
     found: dict[tuple[str, str, str], tuple[int, PatchView]] = {}
     for r in rows:
         seen = PatchView(r["pin"] or "", r["patch"], r["sha256"], r["hunks"], r["offset_hunks"], r["max_offset"],
-                         tuple(r["files"] or ()))
-        found[seen.pin, seen.patch, seen.sha256] = (r["position"] or 0, seen)
+                         tuple(r["files"] or ()), r["status"] or "", plain(r["detail"]))
+        key = (seen.pin, seen.patch, seen.sha256)
+        if key not in found or not found[key][1].status:  # a triage's word stands
+            found[key] = (r["position"] or 0, seen)
     for cell in cells:
         for arm in cell["arms"] or ():
             for place, p in enumerate(arm["patches"] or ()):
