@@ -1,4 +1,7 @@
-"""The `farm` verbs.  Thin: each one reads its arguments and calls one function."""
+"""The `farm` verbs.  Thin: each one reads its arguments and calls one function.
+
+What a verb needs is imported when it runs: Ray alone takes a second, and `farm check` answers within one.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,24 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from farm import matrix
-from farm.errors import FarmError, UsageError
-from farm.store import Store
-from farm.tables import print_table
+from farm import seriescli
+from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, FarmError, UsageError
+from farm.places import default_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Evidence for patched vLLM trees: verdicts in Parquet.")
 
+if TYPE_CHECKING:
+    from farm.store import Store
+
 Results = Annotated[
     str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
+seriescli.register(app)
 _BAD_ARGUMENTS = typer.BadParameter.__mro__[1]  # click's UsageError, of whichever click typer brings
 FORMATS = ("terminal", "markdown", "html", "junit")
 
@@ -45,6 +51,8 @@ def matrix_command(
         str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
 ) -> None:
     """Run a matrix.  Exit code: 0 all PASS or SKIP, 1 a FAIL, 2 INVALID or ERROR, 3 bad usage, 130 interrupted."""
+    from farm import matrix
+
     chosen = tuple(word.strip() for word in only.split(",") if word.strip())
     if only and not chosen:
         raise UsageError(f"--only {only!r} names no cell; give job or cell names, separated by commas")
@@ -61,10 +69,11 @@ def report(
 ) -> None:
     """Render a run's rows again."""
     from farm.report import html, junit, markdown, terminal
+    from farm.store import Store
 
     if format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
-    store = Store.at(results or matrix.default_results())
+    store = Store.at(results or default_results())
     chosen = _run(store, run)
     if format == "terminal":
         if out is not None:
@@ -84,14 +93,20 @@ def report(
 @app.command()
 def sql(query: str, results: Results = None) -> None:
     """Ask DuckDB: one view per table (runs, cells, boots, measurements, samples, tests, patches)."""
-    answer = Store.at(results or matrix.default_results()).sql(query)
+    from farm.store import Store
+    from farm.tables import print_table
+
+    answer = Store.at(results or default_results()).sql(query)
     print_table(Console(), answer.columns, answer.rows)
 
 
 @app.command()
 def runs(results: Results = None) -> None:
     """List the runs of a results root, oldest first."""
-    store = Store.at(results or matrix.default_results())
+    from farm.store import Store
+    from farm.tables import print_table
+
+    store = Store.at(results or default_results())
     rows = sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"])
     print_table(Console(), ("run", "status", "exit", "started", "wall s", "cells"), [
         (r["run"], r["status"], r["exit_code"], f"{r['started_utc']:%F %T}", round(r["wall_s"]), r["cells"]) for r in rows])
@@ -101,6 +116,7 @@ def runs(results: Results = None) -> None:
 def cards() -> None:
     """Show the cards of this machine."""
     from farm.cards import local_cards
+    from farm.tables import print_table
 
     print_table(Console(), ("card", "name", "kind", "capability", "memory GiB", "driver"), [
         (c.uuid, c.name, c.kind, ".".join(map(str, c.capability or ())) or None,
@@ -136,15 +152,15 @@ def _run_app(typer_app: typer.Typer) -> None:
         code = typer_app(standalone_mode=False)
     except _BAD_ARGUMENTS as error:
         error.show()
-        raise SystemExit(matrix.USAGE_EXIT) from error
+        raise SystemExit(USAGE_EXIT) from error
     except UsageError as error:
         Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(matrix.USAGE_EXIT) from error
+        raise SystemExit(USAGE_EXIT) from error
     except FarmError as error:
         Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from error
     except (KeyboardInterrupt, typer.Abort) as error:
-        raise SystemExit(matrix.INTERRUPTED_EXIT) from error
+        raise SystemExit(INTERRUPTED_EXIT) from error
     except Exception as error:  # Python's own exit status 1 would say FAIL: evidence against the tree
         traceback.print_exception(error)
         raise SystemExit(2) from error

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from farm.records import Reason, Verdict
 
+USAGE_EXIT, INTERRUPTED_EXIT = 3, 130  # of the process; farm.records.exit_code has the others
+
 
 class FarmError(Exception):
     """Base.  `verdict` and `reason` are what a cell that meets it ends with."""

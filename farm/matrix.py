@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import platformdirs
 from rich.console import Console
 
 from farm import campaign, config, dispatch, plan
 from farm.bench import Card
-from farm.errors import EnvironmentBuildError, SeriesError, UsageError
+from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, EnvironmentBuildError, SeriesError, UsageError
 from farm.evidence import RunInfo, covered_s
 from farm.lifeline import processes_of_run
 from farm.pins import Pin, PinStore
+from farm.places import default_cache, default_results
 from farm.project import project_state
 from farm.records import SCHEMA_VERSION, Outcome, Reason, Verdict, exit_code, utc_now
 from farm.report.live import Progress
@@ -40,9 +40,7 @@ from farm.report.terminal import render_terminal
 from farm.series import Series, load_series, require_gnu_patch, series_directory
 from farm.store import Store
 from farm.trees import TreeStore
-from farm.worker import default_cache
 
-USAGE_EXIT, INTERRUPTED_EXIT = 3, 130
 GONE_S = 9.0  # how long our processes may take to end after an interrupt
 
 
@@ -61,11 +59,6 @@ class Request:
         given = {"--only": ",".join(self.only), "--results": self.results, "--address": self.address, "--resume": run}
         called = [sys.argv[0]] if sys.argv[0].endswith("matrix.py") else [sys.argv[0], "matrix"]
         return shlex.join([*called, str(self.config), *(w for k, v in given.items() if v for w in (k, v))])
-
-
-def default_results() -> str:
-    """FARM_RESULTS, or the user's data directory."""
-    return os.environ.get("FARM_RESULTS") or str(Path(platformdirs.user_data_dir("patch-farm")) / "results")
 
 
 def main(request: Request, console: Console) -> int:

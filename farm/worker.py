@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from farm import campaign, cards
 from farm.bench import Card
 from farm.errors import FarmError, InvalidMeasurement
 from farm.evidence import Evidence, RunInfo, Span
 from farm.livebench import LiveBench, Workshop
+from farm.places import default_cache
 from farm.plan import Cell
 from farm.records import Outcome, Reason, Tagged, Verdict
 
@@ -125,11 +124,6 @@ class Worker:
         if outcome is None:
             raise InvalidMeasurement(f"job {cell.job.name} ended without an outcome", reason=Reason.MISSING_ROWS)
         return outcome
-
-
-def default_cache() -> Path:
-    """FARM_CACHE, or the user's cache directory."""
-    return Path(os.environ.get("FARM_CACHE") or platformdirs.user_cache_dir("patch-farm"))
 
 
 def _with_tail(error: FarmError) -> str:
