@@ -69,13 +69,14 @@ class BootFacts:
     unknown_knobs: tuple[str, ...] = ()
     boot_s: float | None = None
     caches: str | None = None  # warm, cold
+    probe: bool = False
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     gaps: tuple[str, ...] = ()
 
     CONDITIONS: ClassVar[tuple[str, ...]] = (
         "pool_tokens", "pool_pinned", "block_size", "mamba_padding_percent", "backend", "kv_layout", "connector",
-        "boot_s", "caches", "jit_lines", "unknown_knobs", "argv", "env",
+        "boot_s", "caches", "probe", "jit_lines", "unknown_knobs", "argv", "env",
     )
 
     def conditions(self) -> dict[str, Any]:
@@ -123,6 +124,33 @@ class GaugeTrace:
         return max((v for _, v in self.points), default=None)
 
 
+@dataclass(frozen=True)
+class ProbeTrace:
+    """What the probe in the engine saw between two moments: exact, at every engine step (farm/probe).
+
+    `peak_blocks` of `pool_blocks` usable ones (the null block is none) gives `peak`, the ratio that
+    `vllm:kv_cache_usage_perc` would read.  `retained_before` and `retained_after` are the most state blocks that one
+    request held (non-null entries of its fullest Mamba group's table) just before and just after a retirement; None
+    where no Mamba group is served.
+    """
+
+    steps: int
+    pool_blocks: int
+    peak_blocks: int
+    retained_before: int | None
+    retained_after: int | None
+    requests: int
+
+    @property
+    def peak(self) -> float:
+        return self.peak_blocks / self.pool_blocks
+
+
+class Probing(Protocol):
+    def trace(self) -> ProbeTrace | None:
+        """What was seen while the block ran; call after it has ended.  None: the server was booted without the probe."""
+
+
 class Server(Protocol):
     """A healthy server of one arm; torn down when its context ends."""
 
@@ -135,6 +163,9 @@ class Server(Protocol):
 
     def sampled(self, gauge: str, interval_s: float) -> AbstractContextManager[Sampling]:
         """Sample a gauge (Prometheus name) while the block runs."""
+
+    def probed(self) -> AbstractContextManager[Probing]:
+        """Take what the probe sees while the block runs."""
 
     def counters(self) -> Mapping[str, float]:
         """One scrape: value per metric name, summed over engines."""
@@ -156,6 +187,7 @@ class BootSlot:
     boot: int  # per arm, from 0
     pair: int
     order: int
+    probe: bool = False  # boot with the probe on; such a boot's rows say so and decide nothing
 
 
 @dataclass(frozen=True)

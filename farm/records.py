@@ -47,7 +47,15 @@ class Reason(str, Enum):
     SERIES_BROKEN = "series-broken"
     UNKNOWN_KNOB = "unknown-knob"
     CONTROL_HELD = "control-held"
+    SERVED = "served"
+    NOT_SERVED = "not-served"
     # INVALID
+    TIER_OVERFLOW = "tier-overflow"
+    NOT_EVICTED = "not-evicted"
+    COLD_JIT = "cold-jit"
+    NO_STORE = "no-store"
+    NO_METRICS = "no-metrics"
+    FACTS_DIFFER = "facts-differ"
     POOL_MISMATCH = "pool-mismatch"
     PROMPT_CACHED = "prompt-cached"
     PROMPT_DIFFERS = "prompt-differs"
@@ -251,6 +259,7 @@ BOOT: list[pa.Field] = [
     pa.field("connector", pa.string()),
     pa.field("boot_s", pa.float64()),
     pa.field("caches", pa.string()),  # warm, cold
+    pa.field("probe", pa.bool_()),  # whether the engine was watched from inside (farm/probe)
     pa.field("jit_lines", pa.int32()),
     pa.field("unknown_knobs", pa.list_(pa.string())),
 ]
