@@ -21,17 +21,23 @@ CACHES = {
     "VLLM_CONFIG_ROOT": "config/vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "HF_HOME": "hf", "CUDA_CACHE_PATH": "cuda", "NUMBA_CACHE_DIR": "numba", "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
+# What a start script may not set anew: another card, or compiled code of another tree.
+TIES = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
+    "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE",
+)
 _SECRET = re.compile(r"TOKEN(?!S|IZ)|SECRET|PASSW|API_?KEY|ACCESS_KEY|CREDENTIAL", re.I)
 
 
 def child_environment(extra: Mapping[str, str], *, tree: Path, site: Path | None, caches: Path, card: Card,
+                      commands: Path | None = None,
                       base: Mapping[str, str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """The whole environment of a process in a tree, and the same for the record.
 
     Of `base` (this process's own unless given) only an allow-list passes: no RAY_ variable and no
     credential of ours.  `extra` (profile, arm, marks) wins over the defaults, but not over what
-    ties the process to its tree, its caches and its card.  The second mapping is redacted:
-    secret-looking variables say `set`.
+    ties the process to its tree, its caches and its card.  `commands` is a folder that comes first on
+    PATH.  The second mapping is redacted: secret-looking variables say `set`.
     """
     base = os.environ if base is None else base
     environment = {name: base[name] for name in _INHERITED if name in base}
@@ -49,6 +55,8 @@ def child_environment(extra: Mapping[str, str], *, tree: Path, site: Path | None
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         **{name: str(caches / folder) for name, folder in CACHES.items()},
     }
+    if commands is not None:
+        environment["PATH"] = os.pathsep.join([str(commands), environment.get("PATH") or os.defpath])
     return environment, redact(environment)
 
 

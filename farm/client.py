@@ -1,4 +1,4 @@
-"""One request: a streamed completion over the server's Unix socket, timed and accounted for.
+"""One request: a streamed completion of a server on this machine, timed and accounted for.
 
 Token counts are the server's own usage.  Time to first token is the arrival of the first event
 that carries one: by the running usage that vLLM puts into each event, or by its text or
@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,26 @@ from farm.bench import Reply
 from farm.errors import RequestFailed
 
 _BROKEN_FINISH = ("abort", "error")  # vLLM's finish reasons of a request that did not run to its end
+_ON_SOCKET = "http://server"  # the host in the URL of a request over a Unix socket: any
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is reached: its Unix socket, or the URL of a loopback address and port.
+
+    Transports are named in full, so that no proxy of our own environment comes between.
+    """
+
+    url: str = _ON_SOCKET
+    socket: Path | None = None
+
+    def http(self, timeout_s: float) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=None if self.socket is None else str(self.socket))
+        return httpx.Client(transport=transport, base_url=self.url, timeout=timeout_s)
+
+    def transport(self) -> httpx.AsyncHTTPTransport:
+        """Of one request: each takes a fresh one."""
+        return httpx.AsyncHTTPTransport(uds=None if self.socket is None else str(self.socket))
 
 
 def completion_body(model: str, prompt: Sequence[int], *, max_tokens: int, seed: int | None,
@@ -36,14 +57,14 @@ def completion_body(model: str, prompt: Sequence[int], *, max_tokens: int, seed:
 
 
 def complete(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], *, deadline_s: float,
-             path: str = "/v1/completions") -> Reply:
+             path: str = "/v1/completions", url: str = _ON_SOCKET) -> Reply:
     """Send `body` and read its stream to the end.
 
     Raises RequestFailed: refused, an error event after HTTP 200, a stream that was cut or ended
     without usage, or a whole request longer than `deadline_s` seconds, however it spent them.
     """
     async def bounded() -> Reply:
-        return await asyncio.wait_for(_request(transport, body, path), deadline_s)
+        return await asyncio.wait_for(_request(transport, body, path, url), deadline_s)
 
     try:
         return asyncio.run(bounded())
@@ -57,18 +78,13 @@ def complete(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], *, de
                             f"{type(error).__name__} {error}".rstrip()) from error
 
 
-def transport(socket: str | Path) -> httpx.AsyncHTTPTransport:
-    """A transport to a server's Unix socket; each request takes a fresh one."""
-    return httpx.AsyncHTTPTransport(uds=str(socket))
-
-
 def _size(body: Mapping[str, Any]) -> str:
     return f"{len(body.get('prompt', ()))} prompt tokens"
 
 
-async def _request(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], path: str) -> Reply:
+async def _request(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], path: str, url: str) -> Reply:
     stream = _Stream(path)
-    async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=None) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=url, timeout=None) as client:
         payload = json.dumps(body).encode()  # outside the clock
         begun = time.perf_counter()
         async with client.stream("POST", path, content=payload,

@@ -8,80 +8,30 @@ working directory, then in the project that holds this package.
 from __future__ import annotations
 
 import difflib
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, field_validator, model_validator
+from pydantic import Field, TypeAdapter, field_validator
 
 import jobs
-from farm import models, pinfile, yamlfile
-from farm.bench import Job, Needs
+from farm import pinfile, profilefile, yamlfile
+from farm.bench import Job
 from farm.errors import UsageError
 from farm.pinfile import PROJECT as PROJECT
 from farm.pinfile import PinConfig, config_roots, find, names
+from farm.profilefile import NeedsConfig as NeedsConfig
+from farm.profilefile import ProfileConfig, environment_words, plain_words
 from farm.records import Reason
+from farm.serverspec import untold
 from farm.yamlfile import Frozen, YamlFile
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-
 
 CONTROLS = (Reason.AS_EXPECTED, Reason.FAILING_SET_DIFFERS, Reason.TESTS_BROKEN, Reason.EFFECT_ABSENT, Reason.UNKNOWN_KNOB)
 
 # What becomes a part of file names (a cell's id, its log) and of rows.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=60)]
-
-
-class NeedsConfig(Frozen):
-    """What a profile needs of a card."""
-
-    cuda: bool = False
-    min_capability: tuple[int, int] | None = None
-    min_memory_gib: float | None = Field(default=None, gt=0)
-
-    def needs(self) -> Needs:
-        memory = None if self.min_memory_gib is None else int(self.min_memory_gib * 2**30)
-        return Needs(cuda=self.cuda, min_capability=self.min_capability, min_memory_bytes=memory)
-
-
-class ModelConfig(Frozen):
-    """Which model a profile serves: a tiny stand-in (farm.models) or a path on the card's machine."""
-
-    tiny: models.Kind | None = None
-    path: str | None = None
-    vocab_size: int | None = None  # of a model by path, when its config.json does not say
-
-    @model_validator(mode="after")
-    def _one_of(self) -> ModelConfig:
-        if (self.path is None) == (self.tiny is None):
-            raise ValueError("give exactly one of tiny and path")
-        return self
-
-
-class ProfileConfig(Frozen):
-    """How vLLM is served (configs/profiles/NAME.yaml).  Later arguments win over earlier ones."""
-
-    model: ModelConfig
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = Field(default_factory=dict)
-    needs: NeedsConfig = NeedsConfig()
-    gauge: str = "vllm:kv_cache_usage_perc"
-    stall_s: float = Field(default=240, gt=0)  # a boot with no new log line for so long is stopped
-    boot_deadline_s: float = Field(default=900, gt=0)
-
-    @field_validator("args", mode="before")
-    @classmethod
-    def _plain_words(cls, args: Any) -> Any:
-        return [str(a) for a in args] if isinstance(args, list) else args
-
-    @field_validator("env", mode="before")
-    @classmethod
-    def _env_words(cls, env: Any) -> Any:
-        return _strings(env)
 
 
 class ArmConfig(Frozen):
@@ -96,12 +46,12 @@ class ArmConfig(Frozen):
     @field_validator("env", mode="before")
     @classmethod
     def _env_words(cls, env: Any) -> Any:
-        return _strings(env)
+        return environment_words(env)
 
     @field_validator("args", mode="before")
     @classmethod
     def _plain_words(cls, args: Any) -> Any:
-        return [str(a) for a in args] if isinstance(args, list) else args
+        return plain_words(args)
 
 
 class CellConfig(Frozen):
@@ -146,37 +96,6 @@ class MatrixConfig(Frozen):
     on_series_error: Literal["refuse", "fail"] = "refuse"  # fail: a pin whose series is broken ends FAIL, the others go on
     attempts: int = Field(default=2, ge=1, le=10)  # of a cell that ends ERROR, each on another card if there is one
     cells: tuple[CellConfig, ...] = Field(min_length=1)
-
-
-def _strings(env: Any) -> Any:
-    """YAML reads `1` and `true` as numbers and booleans; an environment holds words."""
-    if not isinstance(env, dict):
-        return env
-    if odd := next((k for k, v in env.items() if isinstance(v, (list, dict))), None):
-        raise ValueError(f"environment variable {odd!r} has a list or mapping for a value; write one word")
-    words = {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
-    for name, value in words.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"environment variable {name!r}: a name is not empty and has no `=`, and neither holds a NUL")
-    return words
-
-
-def _expand(profile: YamlFile) -> YamlFile:
-    """`${NAME}` in a profile is the variable NAME of the driver's environment.  Raises UsageError where it is unset."""
-
-    def walk(node: Any, loc: yamlfile.Loc) -> Any:
-        if isinstance(node, dict):
-            return {key: walk(value, (*loc, key)) for key, value in node.items()}
-        if isinstance(node, list):
-            return [walk(item, (*loc, index)) for index, item in enumerate(node)]
-        if not isinstance(node, str):
-            return node
-        for name in _VARIABLE.findall(node):
-            if name not in os.environ:
-                raise profile.error(f"the environment variable {name} is not set; for instance: export {name}=/path", loc)
-        return _VARIABLE.sub(lambda match: os.environ[match[1]], node)
-
-    return YamlFile(profile.path, walk(profile.data, ()), profile.lines)
 
 
 @dataclass(frozen=True)
@@ -251,15 +170,19 @@ def _cell(source: YamlFile, matrix: MatrixConfig, index: int, roots: list[Path])
     profile = None
     if cell.profile is not None:
         file = _find(roots, "profiles", cell.profile, source, (*at, "profile"))
-        profile = yamlfile.validate(_expand(yamlfile.read(file)), ProfileConfig)
+        profile = profilefile.read(file, next(root.parent for root in roots if file.is_relative_to(root)))
     elif getattr(kind, "serves", False):
         raise source.error(f"job {cell.job!r} serves a model: give it a profile", at)
     arms = {name: matrix.arms[name] for name in cell.arms or matrix.arms}
     if strange := sorted(set(getattr(job, "arms_named", ())) - set(arms)):
         raise source.error(f"expect: {_unknown('arm', strange[0], arms)}", (*at, "expect"))
+    if profile is not None and profile.launcher is not None:
+        for name, arm in arms.items():
+            if problem := untold(arm.args, profile.launcher.args_env):
+                raise source.error(f"arm {name!r}, profile {cell.profile!r}: {problem}", ("arms", name, "args"))
     if profile is not None and hasattr(job, "longest"):
         for arm in arms.values():
-            limit = _max_model_len((*profile.args, *arm.args))
+            limit = _max_model_len((*profile.served_args, *arm.args))
             if limit is not None and job.longest > limit:
                 raise source.error(f"a request of {job.longest} tokens (prompt and reply) does not fit --max-model-len={limit} "
                                    f"of profile {cell.profile!r}", (*at, "with"))

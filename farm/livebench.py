@@ -23,7 +23,9 @@ from farm.evidence import BuiltArm, Evidence, Span
 from farm.pins import Pin, PinStore
 from farm.plan import Cell
 from farm.pristine import Pristine
+from farm.profilefile import DrafterConfig, ModelConfig
 from farm.records import BootRow, Reason, Tagged, utc_now
+from farm.serverspec import ServerSpec
 from farm.trees import Tree, TreeStore
 
 Progress = Callable[[str], None]
@@ -93,8 +95,8 @@ class LiveBench:
         bench = cls(card, cell.pin.name, cell.pin.config.version, cell.profile, arms, random.Random(cell.seed), cell.id,
                     progress, emit, cell, workshop, environment, trees, evidence, spans, pristine)
         if cell.profile_config is not None:
-            bench._model = _model(cell, workshop)
-            evidence.model_sha256 = bench._model.sha256
+            bench._model = _model_files(cell.profile_config.model, workshop)
+            evidence.model_sha256 = bench._model and bench._model.sha256
         return bench
 
     @property
@@ -112,16 +114,20 @@ class LiveBench:
     @contextmanager
     def serve(self, slot: BootSlot) -> Iterator[Server]:
         profile, arm = self._spec.profile_config, self._arm(slot.arm)
-        if profile is None or self._model is None:
+        if profile is None:
             raise FarmError(f"cell {self.cell} has no profile to serve", reason=Reason.BAD_CONFIG)
+        if profile.drafter is not None and (drafter := _model_files(profile.drafter, self._workshop)) is not None:
+            profile = profile.drafting_with(drafter.path)
         tree = self._trees[slot.arm]
         self.progress(f"{slot.arm} boot {slot.boot}: starting")
         self._evidence.card = cards.conditions(self.card)
         log = self._log_path(f"boot-{slot.order}-{slot.arm}.log")
-        spec = server.ServerSpec(
-            python=self._environment.python, tree=tree.root, site=self._environment.site, model=self._model.path,
-            args=(*profile.args, *arm.args), env={**profile.env, **arm.env, **self._marks()},
+        spec = ServerSpec(
+            python=self._environment.python, tree=tree.root, site=self._environment.site,
+            model=self._model and self._model.path, args=(*profile.args, *arm.args),
+            env={**profile.served_env, **arm.env, **self._marks()},
             caches=self._workshop.root / "caches" / tree.id, log=log, card=self.card,
+            launcher=profile.launcher and profile.launcher.found(), expected=profile.expect.facts(arm.args),
             stall_s=profile.stall_s, deadline_s=profile.boot_deadline_s,
         )
         began, facts, log_tail, torn_down_from = utc_now(), None, None, None
@@ -162,10 +168,10 @@ class LiveBench:
         return make_prompt(tokens, salt, self._vocab_size())
 
     def _vocab_size(self) -> int:
-        assert self._model is not None
         config = self._spec.profile_config
         if config is not None and config.model.vocab_size is not None:
             return config.model.vocab_size
+        assert self._model is not None
         data = json.loads((self._model.path / "config.json").read_text(encoding="utf-8"))
         size = data.get("vocab_size") or data.get("text_config", {}).get("vocab_size")
         if size is None:
@@ -293,8 +299,8 @@ def _pin(cell: Cell) -> Pin:
     return Pin.from_config(cell.pin.name, cell.pin.config)
 
 
-def _model(cell: Cell, workshop: Workshop) -> models.ModelFiles:
-    config = cell.profile_config.model
+def _model_files(config: ModelConfig | DrafterConfig, workshop: Workshop) -> models.ModelFiles | None:
+    """None: the profile's start script knows its model."""
     if config.tiny is not None:
         return models.write_model(config.tiny, workshop.root / "models")
-    return models.by_path(Path(config.path))
+    return None if config.path is None else models.by_path(Path(config.path))

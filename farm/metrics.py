@@ -36,6 +36,8 @@ class Scrape:
 
     Left out: `_created` twins (timestamps), histogram buckets, NaN, and the deprecated offload
     counters, whose bytes stand under the new names whichever of the two the server exports.
+    A counter that is declared and has no series yet has counted nothing: 0 (vLLM makes the
+    offload counters' series at their first transfer).
     """
 
     values: Mapping[str, float]
@@ -55,6 +57,9 @@ def scrape(text: str) -> Scrape:
     values: dict[str, float] = {}
     twins: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
+        name = f"{family.name}_total"
+        if family.type == "counter" and not family.samples and name not in _TWIN_NAMES:
+            twins.setdefault(name, 0.0)
         for sample in family.samples:
             if sample.name.endswith(("_created", "_bucket")) or math.isnan(sample.value):
                 continue

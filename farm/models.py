@@ -6,6 +6,7 @@ The bytes are the same on every machine, so `sha256` identifies a model across r
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -40,6 +41,13 @@ class ModelFiles:
     sha256: str
 
 
+def config(kind: Kind) -> dict[str, Any]:
+    """The config.json of that kind.  Raises UsageError for an unknown one."""
+    if kind not in _CONFIGS:
+        raise UsageError(f"no stand-in model {kind!r}; there are {', '.join(_CONFIGS)} (farm/models.py)")
+    return copy.deepcopy(_CONFIGS[kind])
+
+
 def write_model(kind: Kind, directory: Path) -> ModelFiles:
     """Write the model of that kind below `directory`, in a folder named by its hash.
 
@@ -47,19 +55,50 @@ def write_model(kind: Kind, directory: Path) -> ModelFiles:
     speculative method.  Safe beside a second writer: a file appears whole or not at all,
     and always with the same bytes.  Raises UsageError for an unknown kind.
     """
-    if kind not in _CONFIGS:
-        raise UsageError(f"no stand-in model {kind!r}; there are {', '.join(_CONFIGS)} (farm/models.py)")
-    files = {"config.json": _json(_CONFIGS[kind]), **_tokenizer()}
+    files = _files(kind)
+    sha256 = _sha256(files)
+    folder = Path(directory) / sha256[:16]
+    _write(files, folder)
+    return ModelFiles(folder, sha256)
+
+
+def write_model_to(kind: Kind, directory: Path) -> ModelFiles:
+    """Write the model of that kind into `directory` itself, with the bytes that `write_model` writes.
+
+    The directory is made; one that is there must be empty, or hold this model already.  Raises UsageError for an
+    unknown kind, for a directory with anything else in it, and where it cannot be written.
+    """
+    directory, files = Path(directory), _files(kind)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        strange = sorted(p.name for p in directory.iterdir()
+                         if p.name not in files or not p.is_file() or p.read_bytes() != files[p.name])
+        if strange:
+            raise UsageError(f"{directory} holds what is not this model: {', '.join(strange[:3])}; name a new or empty one")
+        _write(files, directory)
+    except OSError as error:
+        raise UsageError(f"the model cannot be written to {directory}: {error.strerror or error}; name another "
+                         "directory") from error
+    return ModelFiles(directory, _sha256(files))
+
+
+def _files(kind: Kind) -> dict[str, bytes]:
+    return {"config.json": _json(config(kind)), **_tokenizer()}
+
+
+def _sha256(files: Mapping[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    folder = Path(directory) / digest.hexdigest()[:16]
+    return digest.hexdigest()
+
+
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         beside = folder / f".{name}.{os.getpid()}"
         beside.write_bytes(content)
         beside.replace(folder / name)
-    return ModelFiles(folder, digest.hexdigest())
 
 
 def by_path(path: Path) -> ModelFiles:

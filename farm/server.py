@@ -1,9 +1,8 @@
 """One vLLM server: boot, facts, requests, liveness, teardown.
 
-The server is `python -m vllm.entrypoints.cli.main serve` of one tree, on a Unix socket in a
-private folder, under a supervisor (farm.lifeline) that ends the whole process tree whatever
-becomes of us.  It counts as healthy once a canary completion has come back and the compiled
-extensions that its processes map are those of the tree.
+The server is started in one of two ways (farm.launch), under a supervisor (farm.lifeline) that ends the
+whole process tree whatever becomes of us.  It counts as healthy once a canary completion has come back, its
+processes have shown that they run the tree (farm.attest), and its facts are those that its profile expects.
 """
 
 from __future__ import annotations
@@ -14,25 +13,24 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import httpx
 
-from farm import bootlog, client, metrics
-from farm.bench import BootFacts, Card, Prompt, Reply
-from farm.childenv import CACHES, child_environment, redact_argv
+from farm import attest, bootlog, client, launch, metrics, probing
+from farm.bench import BootFacts, Probing, Prompt, Reply
+from farm.childenv import CACHES, redact, redact_argv
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, RefusedConfig, RequestFailed, ServerLost
 from farm.lifeline import ProcessesLeft, Supervised
 from farm.records import Reason
+from farm.serverspec import ServerSpec
 
 Progress = Callable[[str], None]
 
-MODEL_NAME = "farm"  # --served-model-name
 CANARY = tuple(range(48, 64))  # token ids that every vocabulary has; shorter than any block, so never cached
-SOCKET_PATH_LIMIT = 107  # bytes, sun_path of unix(7) less its end
 GRACE_S = 8.0  # from TERM to KILL; vLLM's own shutdown takes about one second
 TELL_EVERY_S = 10.0
 LOST_WITHIN_S = 3.0  # after a failed request, how long a dying server may take to be gone
@@ -40,40 +38,23 @@ HEALTH_S = 10.0  # how long /health may take to answer after a failed request
 TAIL_LINES, STACK_LINES = 60, 400
 
 
-@dataclass(frozen=True)
-class ServerSpec:
-    """What to boot.  `tree` holds the `vllm` package; `site`, where given, what else it needs."""
-
-    python: Path
-    tree: Path
-    model: Path
-    args: tuple[str, ...]  # of `vllm serve`; later ones win, ours (socket, model name) come last
-    env: Mapping[str, str]  # of profile and arm
-    caches: Path  # of this tree alone: compile caches, home
-    log: Path  # appended to
-    card: Card
-    site: Path | None = None
-    stall_s: float = 240.0  # no new byte in the log for so long: stopped
-    deadline_s: float = 900.0  # of the whole boot, canary included
-    canary_s: float = 120.0
-
-
 @contextmanager
 def boot(spec: ServerSpec, progress: Progress) -> Iterator[ServerProcess]:
     """Boot a server, yield it healthy, end its whole process tree.
 
-    Raises RefusedConfig with vLLM's own sentence; BootFailure (boot-died, boot-stalled,
-    canary-failed) with the log's tail; InvalidMeasurement (wrong-tree).
+    Raises RefusedConfig with vLLM's own sentence; BootFailure (boot-died, boot-stalled, canary-failed, or farm-error
+    where a stranger has the port) with the log's tail; InvalidMeasurement (wrong-tree, facts-differ, bad-config).
     """
     short = next((d for d in (tempfile.gettempdir(), "/tmp") if len(os.fsencode(d)) < 60), "/tmp")
     folder = Path(tempfile.mkdtemp(prefix="farm-", dir=short))
     try:
-        server = ServerProcess(spec, folder)
-        try:
-            server.wait_healthy(progress)
-            yield server
-        finally:
-            server.close()
+        with launch.prepared(spec, folder) as start:
+            server = ServerProcess(spec, start)
+            try:
+                server.wait_healthy(progress)
+                yield server
+            finally:
+                server.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -81,29 +62,23 @@ def boot(spec: ServerSpec, progress: Progress) -> Iterator[ServerProcess]:
 class ServerProcess:
     """A server that is starting or running; `boot` makes and ends it.  See farm.bench.Server."""
 
-    def __init__(self, spec: ServerSpec, folder: Path) -> None:
+    def __init__(self, spec: ServerSpec, start: launch.Start) -> None:
         self.spec = spec
-        self.socket = folder / "s"
-        if len(os.fsencode(self.socket)) > SOCKET_PATH_LIMIT:
-            raise FarmError(f"{self.socket} is too long for a Unix socket ({SOCKET_PATH_LIMIT} bytes); set TMPDIR to a "
-                            "shorter folder")
-        environment, self._redacted = child_environment(
-            spec.env, tree=spec.tree, site=spec.site, caches=spec.caches, card=spec.card)
+        self._start = start
         self._warm = spec.caches.is_dir() and any(p.is_file() for p in spec.caches.rglob("*"))
         for name in CACHES:
-            Path(environment[name]).mkdir(parents=True, exist_ok=True)
-        self._argv = (str(spec.python), "-m", "vllm.entrypoints.cli.main", "serve", str(spec.model), *spec.args,
-                      "--served-model-name", MODEL_NAME, "--uds", str(self.socket))
+            Path(start.environment[name]).mkdir(parents=True, exist_ok=True)
         self._log_start = spec.log.stat().st_size if spec.log.exists() else 0
         self._parsed: tuple[int, BootFacts] | None = None
         self._boot_s: float | None = None
+        self._address = client.Address()
+        self._model = ""
+        self._served: launch.Served | None = None
+        self._reader = None if spec.probe is None else probing.Reader(spec.probe)
         self.last_request: datetime | None = None  # when it was sent
         self._begun = time.monotonic()
-        # The working directory comes first on the path of `python -m`: an empty one of ours.
-        cwd = folder / "cwd"
-        cwd.mkdir()
         try:
-            self._child = Supervised.start(self._argv, env=environment, cwd=cwd, stdout_path=spec.log,
+            self._child = Supervised.start(start.argv, env=start.environment, cwd=start.cwd, stdout_path=spec.log,
                                            cores=spec.card.cores)
         except OSError as error:
             raise BootFailure(f"{self._where()} could not be started: {error}") from error
@@ -113,6 +88,8 @@ class ServerProcess:
         self._wait_listening(progress)
         left = self._begun + self.spec.deadline_s - time.monotonic()
         try:
+            with self._http(timeout_s=30.0) as http:
+                self._model = self._start.model(http)
             self._complete(CANARY, max_tokens=2, deadline_s=max(1.0, min(self.spec.canary_s, left)))
         except RequestFailed as error:
             if self._child.wait(LOST_WITHIN_S) is not None:
@@ -120,17 +97,24 @@ class ServerProcess:
             raise BootFailure(f"{self._where()} answers /health, but its first completion failed: {error}",
                               reason=Reason.CANARY_FAILED, log_tail=self.log_tail()) from error
         self._boot_s = time.monotonic() - self._begun
-        _attest(self.spec.tree, self._child.processes())
+        attest.attest_tree(self.spec.tree, self._child.processes(), self._start.advice)
+        self._served = self._start.proved(self._child.pid, self._child.processes)
+        self._refuse_silence()
+        self.spec.expected.check(self.facts)
         progress(f"healthy after {self._boot_s:.1f} s")
 
     def _wait_listening(self, progress: Progress) -> None:
         size, grew_at, told_at = 0, self._begun, self._begun
-        with self._http(timeout_s=5.0) as http:
+        with ExitStack() as stack:
+            http: httpx.Client | None = None
             while self._child.wait(timeout_s=0.1) is None:
                 now = time.monotonic()
                 if (length := self._log_size()) != size:
                     size, grew_at = length, now
-                if _healthy(http):
+                if http is None and (address := self._listening()) is not None:
+                    self._address = address
+                    http = stack.enter_context(self._http(timeout_s=5.0))
+                if http is not None and _healthy(http):
                     return
                 if now - grew_at > self.spec.stall_s:
                     raise self._stalled(f"wrote nothing to its log for {self.spec.stall_s:.0f} s")
@@ -141,19 +125,35 @@ class ServerProcess:
                     progress(f"booting for {now - self._begun:.0f} s: {self._last_words()}")
         raise self._died()
 
+    def _listening(self) -> client.Address | None:
+        try:
+            return self._start.listening(self._child.processes)
+        except BootFailure as error:
+            error.log_tail = self.log_tail()
+            raise
+
+    def _refuse_silence(self) -> None:
+        """A start script may have sent the server's output elsewhere; all facts of the boot would be missing."""
+        if self.spec.launcher is not None and not any(line.level for line in bootlog.split(self._log_lines())):
+            raise InvalidMeasurement(f"{self._where()} is healthy, but no line of vLLM's is in its log, so nothing is known of "
+                                     "its pool and blocks; let the start script leave the server's output where it is (or use "
+                                     "tee), and vLLM's logging on", reason=Reason.BAD_CONFIG)
+
     # --- for a job (farm.bench.Server) ---------------------------------------------------------
 
     @property
     def facts(self) -> BootFacts:
         """What the log says up to now: lines about compilation in service come after the boot.
 
-        `boot_s` counts from the start of the process to the end of the canary completion.
+        `boot_s` counts from the start of the process to the end of the canary completion.  `argv` and `env` are those
+        of the process that serves, which a start script may have chosen otherwise than it was told.
         """
         size = self._log_size()
         if self._parsed is None or self._parsed[0] != size:
             self._parsed = (size, bootlog.parse(self._log_lines()))
+        runs = self._served or launch.Served(self._child.pid, self._start.argv, self._start.environment)
         return replace(self._parsed[1], boot_s=self._boot_s, caches="warm" if self._warm else "cold",
-                       argv=redact_argv(self._argv), env=self._redacted)
+                       probe=self._reader is not None, argv=redact_argv(runs.argv), env=redact(runs.env))
 
     def complete(self, prompt: Prompt, *, max_tokens: int, seed: int | None = None, temperature: float = 0.0,
                  deadline_s: float) -> Reply:
@@ -172,6 +172,10 @@ class ServerProcess:
         with self._http(timeout_s=5.0) as http, \
                 metrics.GaugeSampler(gauge, interval_s, lambda: _metrics_text(http)) as sampling:
             yield sampling
+
+    def probed(self) -> AbstractContextManager[Probing]:
+        """Take what the probe sees while the block runs; of a boot without it, nothing."""
+        return probing.probed(self._reader)
 
     def counters(self) -> Mapping[str, float]:
         """One scrape: value per exact metric name, summed over engines.  Raises RequestFailed, ServerLost."""
@@ -203,13 +207,12 @@ class ServerProcess:
     # --- inside -----------------------------------------------------------------------------------
 
     def _http(self, timeout_s: float) -> httpx.Client:
-        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), base_url="http://server",
-                            timeout=timeout_s)
+        return self._address.http(timeout_s)
 
     def _complete(self, token_ids: Sequence[int], *, max_tokens: int, deadline_s: float, seed: int | None = None,
                   temperature: float = 0.0) -> Reply:
-        body = client.completion_body(MODEL_NAME, token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature)
-        return client.complete(client.transport(self.socket), body, deadline_s=deadline_s)
+        body = client.completion_body(self._model, token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature)
+        return client.complete(self._address.transport(), body, deadline_s=deadline_s, url=self._address.url)
 
     def _raise_if_lost(self, error: RequestFailed) -> None:
         status = self._child.wait(LOST_WITHIN_S)
@@ -217,6 +220,9 @@ class ServerProcess:
             cause = bootlog.failure(self._log_lines()) or self._last_words()
             raise ServerLost(f"{self._where()} ended with {_status(status)} during a request: {cause}",
                              log_tail=self.log_tail()) from error
+        if self._served is not None and self._served.pid not in self._child.processes():
+            raise ServerLost(f"{self._where()}: process {self._served.pid}, which served, is gone; what its start script may "
+                             f"have started since is another boot ({error})", log_tail=self.log_tail()) from error
         with self._http(timeout_s=HEALTH_S) as http:
             if not _healthy(http):
                 raise ServerLost(f"{self._where()} is there but no longer healthy after a failed request ({error})",
@@ -227,12 +233,14 @@ class ServerProcess:
         if sentence := bootlog.refusal(lines):
             return RefusedConfig(sentence, log_tail=self.log_tail())
         cause = bootlog.failure(lines) or self._last_words()
-        return BootFailure(f"{self._where()} ended with {_status(self._child.wait(0.0))} while it booted: {cause}",
+        status = self._child.wait(0.0)
+        return BootFailure(f"{self._where()} ended with {_status(status)} while it booted: {cause}"
+                           f"{self._start.hint(status, self._child.processes)}",
                            reason=Reason.BOOT_DIED, log_tail=self.log_tail())
 
     def _stalled(self, what: str) -> BootFailure:
         """Keep the stacks: faulthandler writes them to the log on SIGABRT."""
-        words = self._last_words()
+        words = self._last_words() + self._start.hint(None, self._child.processes)
         size = self._log_size()
         for pid in self._child.processes():
             _abort(pid)
@@ -280,33 +288,3 @@ def _metrics_text(http: httpx.Client) -> str:
     response = http.get("/metrics")
     response.raise_for_status()
     return response.text
-
-
-def _attest(tree: Path, pids: Sequence[int]) -> None:
-    """Prove from the memory maps that the server's processes run the tree's own package.
-
-    Compiled extensions are found through the package's path, as its Python files are, so whoever
-    maps the tree's has imported the tree's.  Raises InvalidMeasurement (wrong-tree).
-    """
-    package = tree.resolve() / "vllm"
-    names = {path.name for path in package.rglob("*.so")}
-    ours: set[str] = set()
-    strange: set[str] = set()
-    for pid in pids:
-        for path in _mapped_files(pid):
-            if path.startswith(f"{package}{os.sep}"):
-                ours.add(path)
-            elif os.path.basename(path) in names and f"{os.sep}vllm{os.sep}" in path:
-                strange.add(path)
-    if strange or not ours:
-        found = f"it maps {min(strange)}" if strange else "none of its processes maps an extension of that tree"
-        raise InvalidMeasurement(f"the server does not run the tree {tree}: {found}; look for another vllm on its "
-                                 "PYTHONPATH or in its site-packages", reason=Reason.WRONG_TREE)
-
-
-def _mapped_files(pid: int) -> set[str]:
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # ended meanwhile
-        return set()
-    return {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and fields[5].endswith(".so")}

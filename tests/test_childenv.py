@@ -1,11 +1,12 @@
 """The environment of a process in a tree."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from farm.bench import Card
-from farm.childenv import CACHES, child_environment, redact, redact_argv
+from farm.childenv import CACHES, TIES, child_environment, redact, redact_argv
 
 CPU = Card(uuid="cpu-0", name="CPU slot 0", kind="cpu", host="h", cores=(2, 3))
 GPU = Card(uuid="GPU-1234", name="NVIDIA GeForce RTX 3090", kind="cuda", host="h")
@@ -37,6 +38,17 @@ def test_home_and_every_cache_are_the_trees_own():
 @pytest.mark.parametrize(("site", "path"), [(None, "/tree"), (Path("/site"), "/tree:/site")])
 def test_the_tree_comes_first_whatever_a_profile_says(site, path):
     assert build({"PYTHONPATH": "/sneaky"}, site=site)["PYTHONPATH"] == path
+
+
+@pytest.mark.parametrize(("extra", "path"), [({}, "/usr/bin"), ({"PATH": "/own"}, "/own"), ({"PATH": ""}, os.defpath)])
+def test_commands_of_ours_come_first_on_path(extra, path):
+    environment, recorded = child_environment(extra, tree=Path("/tree"), site=None, caches=Path("/c"), card=CPU,
+                                              commands=Path("/ours"), base=BASE)
+    assert environment["PATH"] == recorded["PATH"] == f"/ours:{path}"
+
+
+def test_what_ties_a_process_to_card_and_caches_is_always_set():
+    assert all(name in build({"VLLM_CACHE_ROOT": ""}) for name in TIES)
 
 
 @pytest.mark.parametrize(("card", "visible"), [(GPU, "GPU-1234"), (CPU, "")])

@@ -1,6 +1,8 @@
 """One request: real streams of vLLM 0.29.0 (data/sse) and what may become of them."""
 
 import asyncio
+import http.server
+import threading
 import time
 from pathlib import Path
 
@@ -146,7 +148,33 @@ def test_the_deadline_holds_for_the_whole_request(parts):
 
 def test_no_socket_is_a_failed_request(tmp_path):
     with pytest.raises(RequestFailed, match="ConnectError"):
-        client.complete(client.transport(tmp_path / "none"), BODY, deadline_s=5.0)
+        client.complete(client.Address(socket=tmp_path / "none").transport(), BODY, deadline_s=5.0)
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.do_GET()
+        self.wfile.write(COMPLETION)
+
+
+def test_a_server_on_a_port_is_reached_without_our_proxies(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = client.Address(f"http://127.0.0.1:{server.server_port}")
+        with address.http(timeout_s=5.0) as connection:
+            assert connection.get("/health").status_code == 200
+        reply = client.complete(address.transport(), BODY, deadline_s=5.0, url=address.url)
+        server.shutdown()
+    assert reply.prompt_tokens == 40
 
 
 def test_the_request_asks_for_usage_and_exact_length():

@@ -60,7 +60,6 @@ def test_a_sound_matrix_is_loaded_with_all_that_it_names(project):
         ("profile: tiny", "profile: tny", 5, "unknown profile 'tny'; did you mean 'tiny'?"),
         ("pins: [p29]", "pins: [p28]", 2, "unknown pin 'p28'; did you mean 'p29'?"),
         ("job: replay", "job: reply", 9, "unknown job 'reply'; did you mean 'replay'?"),
-        ("job: replay", "job: offload", 9, "job 'offload' is not built yet; run the others with --only prefill"),
         ("{prompts: [100]}", "{promts: [100]}", 6, "unknown key 'promts'; did you mean 'prompts'?"),
         ("metric: kv_peak, direction", "metric: kv_peak, directoin", 8, "unknown key 'directoin'; did you mean 'direction'?"),
         ("name: demo", "name: demo\narmz: {}", 2, "unknown key 'armz'; did you mean 'arms'?"),
@@ -76,7 +75,7 @@ def test_a_sound_matrix_is_loaded_with_all_that_it_names(project):
         ("name: demo", "name: demo\narms: {a: {env: {FOO: [1]}}}", 2, "'FOO' has a list or mapping for a value"),
         ("block_size: 832", "block_size: 0", 13, "greater than or equal to 1, got 0"),
     ],
-    ids=["profile", "pin", "job", "planned-job", "option", "rule-key", "key", "no-profile", "arm", "cross-field", "series",
+    ids=["profile", "pin", "job", "option", "rule-key", "key", "no-profile", "arm", "cross-field", "series",
          "name", "too-long", "expected-arm", "env-list", "range"],
 )
 def test_a_mistake_is_one_line_with_its_place(project, old, new, line, says):
@@ -87,6 +86,35 @@ def test_a_mistake_is_one_line_with_its_place(project, old, new, line, says):
     assert says in caught.value.what
     assert (caught.value.file, caught.value.line) == (file, line)
     assert "\n" not in str(caught.value)
+
+
+def test_a_job_that_is_planned_is_refused_by_name(project, monkeypatch):
+    monkeypatch.setattr(jobs, "PLANNED", frozenset({"later"}))
+    with pytest.raises(UsageError, match="job 'later' is not built yet; run the others with --only prefill") as caught:
+        config.load(write(project, MATRIX.replace("job: replay", "job: later")))
+    assert caught.value.line == 9
+
+
+LAUNCHED = "model: {vocab_size: 320}\nlauncher: {script: start.sh}\nexpect: {args: [--max-model-len=1024]}\n"
+
+
+def test_an_arms_arguments_need_a_variable_of_the_launcher(project):
+    profile, arms = project / "configs/profiles/tiny.yaml", "name: demo\narms: {a: {args: [--seed=7]}, b: {}}"
+    profile.write_text(LAUNCHED)
+    file = write(project, MATRIX.replace("name: demo", arms))
+    with pytest.raises(UsageError, match="arm 'a', profile 'tiny': .*launcher.args_env: EXTRA_ARGS") as caught:
+        config.load(file)
+    assert (caught.value.file, caught.value.line) == (file, 2)
+    profile.write_text(LAUNCHED.replace("start.sh", "start.sh, args_env: EXTRA_ARGS"))
+    assert config.load(file).cells[0].profile.launcher.args_env == "EXTRA_ARGS"
+    with pytest.raises(UsageError, match="argument '--a b' has blanks"):
+        config.load(write(project, MATRIX.replace("name: demo", arms.replace("--seed=7", "--a b"))))
+
+
+def test_the_length_that_a_launcher_must_serve_is_expected_of_it(project):
+    (project / "configs/profiles/tiny.yaml").write_text(LAUNCHED)
+    with pytest.raises(UsageError, match="does not fit --max-model-len=1024"):
+        config.load(write(project, MATRIX.replace("prompts: [100]", "prompts: [1020]")))
 
 
 def test_the_series_beside_the_matrix_wins_over_the_working_directorys(project, tmp_path_factory, monkeypatch):

@@ -56,6 +56,12 @@ def test_an_unknown_name_is_never_a_similar_one():
         pytest.param('vllm:kv_offload_total_bytes_total{engine="0",transfer_type="GPU_to_CPU"} 5\n'
                      'vllm:kv_offload_total_bytes_total{engine="1",transfer_type="GPU_to_CPU"} 6\n',
                      {"vllm:kv_offload_store_bytes_total": 11.0}, id="the twin alone stands under the new name"),
+        pytest.param("# TYPE vllm:kv_offload_load_bytes_total counter\n# TYPE vllm:kv_offload_total_bytes_total counter\n"
+                     "# TYPE g gauge\n# TYPE h histogram\n",
+                     {"vllm:kv_offload_load_bytes_total": 0.0}, id="a counter without a series has counted nothing"),
+        pytest.param('# TYPE vllm:kv_offload_load_bytes_total counter\n'
+                     'vllm:kv_offload_total_bytes_total{transfer_type="CPU_to_GPU"} 7\n',
+                     {"vllm:kv_offload_load_bytes_total": 7.0}, id="a declared counter's twin is heard"),
         pytest.param("", {}, id="empty"),
     ],
 )

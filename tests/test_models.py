@@ -52,6 +52,50 @@ def test_an_unknown_kind_names_the_known_ones(tmp_path):
         models.write_model("qwen", tmp_path)
 
 
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_a_model_is_written_into_the_very_directory_that_was_named(kind, tmp_path):
+    named = tmp_path / "a" / "model"
+    written = models.write_model_to(kind, named)
+    assert written == models.ModelFiles(named, SHA256[kind]) == models.write_model_to(kind, named)  # again is harmless
+    below = models.write_model(kind, tmp_path / "cache").path
+    assert {p.name: p.read_bytes() for p in named.iterdir()} == {p.name: p.read_bytes() for p in below.iterdir()}
+    assert models.by_path(named).path == named
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        ({"config.json": "{}"}, "holds what is not this model: config.json"),
+        ({"model.safetensors": "x", "a": "", "b": "", "c": ""}, "not this model: a, b, c; name a new or empty one"),
+    ],
+    ids=["another-model", "other-files"],
+)
+def test_nothing_of_anybody_elses_is_overwritten(there, says, tmp_path):
+    for name, text in there.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=says):
+        models.write_model_to("qwen3_5-gpu", tmp_path)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == there
+
+
+def test_a_place_that_is_no_directory_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for place in ("file", "file/below"):
+        with pytest.raises(UsageError, match="cannot be written to .*: (File exists|Not a directory); name another"):
+            models.write_model_to("qwen3_5-gpu", tmp_path / place)
+
+
+def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UsageError, match="no stand-in model 'qwen'"):
+        models.write_model_to("qwen", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_config_is_given_as_a_copy():
+    models.config("dflash2-drafter")["dflash_config"]["use_swa"] = True
+    assert models.config("dflash2-drafter")["dflash_config"]["use_swa"] is False
+
+
 def test_every_byte_is_one_token_of_its_own_value(tmp_path):
     path = models.write_model("qwen3next-cpu", tmp_path).path
     tokenizer = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
@@ -93,6 +137,34 @@ def test_the_drafter_fits_its_target(tmp_path):
     assert [drafter[k] for k in ("vocab_size", "hidden_size")] == [target[k] for k in ("vocab_size", "hidden_size")]
     assert drafter["dflash_config"]["mask_token_id"] == models.MASK < drafter["vocab_size"]
     assert max(drafter["dflash_config"]["target_layer_ids"]) < target["num_hidden_layers"]
+
+
+def test_the_drafter_has_every_field_of_the_one_that_was_served(tmp_path):
+    """DOMAIN.md 6."""
+    c = config("dflash2-drafter", tmp_path)
+    assert {key: c[key] for key in (
+        "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
+        "num_attention_heads", "num_key_value_heads", "layer_types", "sliding_window", "rope_theta", "dflash_config",
+    )} == {
+        "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "vocab_size": 320, "hidden_size": 256,
+        "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 2048, "rope_theta": 10_000_000,
+        "dflash_config": {
+            "target_layer_ids": [1, 3, 5], "mask_token_id": 259, "conv_kernel_size": 3, "conv_group_size": 64,
+            "selector_rank": 16, "selector_top_k": 4, "use_swa": False,
+        },
+    }
+    assert c["rope_parameters"]["rope_theta"] == c["rope_theta"]  # newer transformers read this one
+    assert c["use_sliding_window"] is True  # else transformers drops the window
+
+
+def test_the_gpu_model_has_the_shape_of_the_one_that_was_served(tmp_path):
+    """DOMAIN.md 6."""
+    c = config("qwen3_5-gpu", tmp_path)
+    assert (c["architectures"], c["hidden_size"], c["num_hidden_layers"]) == (["Qwen3_5ForCausalLM"], 256, 8)
+    assert (c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]) == (8, 4, 256)
+    assert (c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"], c["linear_value_head_dim"]) \
+        == (16, 48, 128, 128)
 
 
 def test_a_model_by_path_is_known_by_its_small_files_and_the_sizes_of_its_weights(tmp_path, monkeypatch):

@@ -5,31 +5,26 @@ import dataclasses
 import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
+import played
 import pytest
 
-from farm import lifeline, models, server
+from farm import launch, lifeline, models, server
 from farm.bench import Card, Prompt
+from farm.bootcheck import ExpectedFacts
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, RefusedConfig, RequestFailed, ServerLost
 from farm.records import Reason
+from farm.serverspec import ServerSpec
 
-DATA = Path(__file__).parent / "data"
 PROMPT = Prompt(tuple(range(40, 70)), "sha")
 GAUGE = "vllm:kv_cache_usage_perc"
 
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """A tree whose vllm is data/fake-vllm, with one compiled extension."""
-    cli = tmp_path / "tree" / "vllm" / "entrypoints" / "cli"
-    cli.mkdir(parents=True)
-    shutil.copy(DATA / "fake-vllm" / "main.py", cli)
-    shutil.copy(DATA / "boot-logs" / "h200-0.29.0-refused-kv.log", cli / "refusal.log")
-    shutil.copy(_ctypes.__file__, tmp_path / "tree" / "vllm" / "_C.abi3.so")
-    return tmp_path / "tree"
+    return played.write_tree(tmp_path / "tree")
 
 
 @pytest.fixture
@@ -38,13 +33,9 @@ def spec(tree, tmp_path, monkeypatch):
     run = f"run-{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setattr(server, "LOST_WITHIN_S", 0.5)
 
-    def make(mode: str = "healthy", **changes) -> server.ServerSpec:
-        env = {"FAKE": mode, "FARM_RUN": run, "HF_TOKEN": "hf_x", **changes.pop("env", {})}
-        made = server.ServerSpec(
-            python=Path(sys.executable), tree=tree, model=tmp_path / "model", args=("--max-model-len=49152",), env=env,
-            caches=tmp_path / "caches", log=tmp_path / "boot.log", card=Card("cpu-0", "CPU slot 0", "cpu", "h"),
-            stall_s=20.0, deadline_s=30.0, canary_s=10.0)
-        return dataclasses.replace(made, **changes)
+    def make(mode: str = "healthy", env=None, **changes) -> ServerSpec:
+        made = played.spec_of(tree, tmp_path, run, mode)
+        return dataclasses.replace(made, env={**made.env, **(env or {})}, **changes)
 
     yield make
     assert lifeline.processes_of_run(run) == []
@@ -54,7 +45,7 @@ def quiet(_text: str) -> None:
     pass
 
 
-def boot_fails(spec: server.ServerSpec) -> FarmError:
+def boot_fails(spec: ServerSpec) -> FarmError:
     with pytest.raises(FarmError) as caught, server.boot(spec, quiet):
         pytest.fail("it counted as healthy")
     return caught.value
@@ -123,7 +114,7 @@ def test_progress_tells_of_health(spec):
 def test_teardown_leaves_nothing(spec, deaf, monkeypatch):
     monkeypatch.setattr(server, "GRACE_S", 0.5)
     with server.boot(spec("deaf-engine" if deaf else "healthy"), quiet) as running:
-        folder = running.socket.parent
+        folder = Path(running.facts.argv[-1]).parent  # of its socket
         assert len(running._child.processes()) == (2 if deaf else 1)
     assert not folder.exists()  # processes: the fixture looks
 
@@ -144,12 +135,12 @@ def test_teardown_after_an_exception(spec):
         ("canary-fails", Reason.CANARY_FAILED, "answers /health.*HTTP 500: the kernel is not there"),
         ("canary-hangs", Reason.CANARY_FAILED, "ran past its deadline"),
         ("dies-in-canary", Reason.BOOT_DIED, "exit status 5 while it booted: RuntimeError: engine gone"),
-        ("stalls", Reason.BOOT_STALLED, "wrote nothing to its log for 1 s; its last line: Loading model"),
+        ("stalls", Reason.BOOT_STALLED, "wrote nothing to its log for 2 s; its last line: Loading model"),
         ("chatters", Reason.BOOT_STALLED, "was not healthy within 2 s; its last line: still loading"),
     ],
 )
 def test_a_boot_that_fails(spec, mode, reason, message):
-    limits = {"stalls": {"stall_s": 1.0}, "chatters": {"deadline_s": 2.0}, "canary-hangs": {"canary_s": 1.0}}
+    limits = {"stalls": {"stall_s": 2.0}, "chatters": {"deadline_s": 2.0}, "canary-hangs": {"canary_s": 1.0}}
     error = boot_fails(spec(mode, **limits.get(mode, {})))
     assert isinstance(error, BootFailure) and not isinstance(error, RefusedConfig)
     assert error.reason is reason
@@ -159,7 +150,7 @@ def test_a_boot_that_fails(spec, mode, reason, message):
 
 
 def test_a_stalled_boot_leaves_its_stack(spec):
-    error = boot_fails(spec("stalls", stall_s=1.0))
+    error = boot_fails(spec("stalls", stall_s=2.0))
     assert "Fatal Python error: Aborted" in error.log_tail
     assert "main.py" in error.log_tail.split("Fatal Python error: Aborted")[1]
 
@@ -193,12 +184,31 @@ def test_a_server_that_has_loaded_another_vllm_too_is_no_evidence(spec, tmp_path
     assert str(other) in str(error)
 
 
+def test_a_boot_with_other_facts_than_its_profile_expects_is_no_evidence(spec):
+    error = boot_fails(spec(expected=ExpectedFacts(block_size=832, pool_tokens=72_247, args=("--max-model-len=1",))))
+    assert isinstance(error, InvalidMeasurement) and error.reason is Reason.FACTS_DIFFER
+    assert "block_size: expected 832, found 640" in str(error)
+    assert "argument --max-model-len 1: expected" in str(error) and "pool_tokens" not in str(error)
+
+
+def test_a_boot_with_the_facts_that_its_profile_expects_is_healthy(spec):
+    expected = ExpectedFacts(block_size=640, pool_tokens=72_247, args=("--max-model-len", "49152"))
+    with server.boot(spec(expected=expected), quiet) as running:
+        assert running.facts.block_size == 640
+
+
+def test_without_a_probe_nothing_is_seen_of_the_engine(spec):
+    with server.boot(spec(), quiet) as running, running.probed() as probing:
+        running.complete(PROMPT, max_tokens=8, deadline_s=10.0)
+    assert (probing.trace(), running.facts.probe) == (None, False)
+
+
 def test_a_folder_too_deep_for_a_socket_is_left_for_a_short_one(spec, tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with server.boot(spec(), quiet) as running:
-        assert len(os.fsencode(running.socket)) <= server.SOCKET_PATH_LIMIT
+        assert len(os.fsencode(running.facts.argv[-1])) <= launch.SOCKET_PATH_LIMIT
 
 
 # --- requests that fail ---------------------------------------------------------------------
@@ -237,12 +247,12 @@ def test_a_real_boot(tmp_path, real_pin):
     import yaml
 
     profile = yaml.safe_load((Path(server.__file__).parent.parent / "configs/profiles/tiny-cpu.yaml").read_text())
-    spec = server.ServerSpec(
+    spec = ServerSpec(
         python=pin.python, tree=pin.baseline.root, model=models.write_model("qwen3next-cpu", tmp_path / "m").path,
         args=tuple(profile["args"]), env={**{k: str(v) for k, v in profile["env"].items()}, "VLLM_MADE_UP": "1"},
         caches=tmp_path / "caches", log=tmp_path / "boot.log",
         card=Card("cpu-0", "CPU slot 0", "cpu", "h", cores=(min(os.sched_getaffinity(0)),)))
-    chunk = Prompt(tuple(32 + i % 90 for i in range(2 * 1920)), "sha")
+    chunk = Prompt(tuple(32 + i % 90 for i in range(4 * 1920)), "sha")
     with server.boot(spec, quiet) as running:
         facts = running.facts
         with running.sampled(GAUGE, 0.05) as sampling:
@@ -252,7 +262,7 @@ def test_a_real_boot(tmp_path, real_pin):
     assert (facts.pool_pinned, facts.block_size, facts.gaps) == (True, 640, ())
     assert facts.unknown_knobs == ("VLLM_MADE_UP",)
     assert facts.caches == "cold"
-    assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (3840, 1, 0)
+    assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (7680, 1, 0)
     assert sampling.trace().peak > 0
     assert sampling.trace().points[-1][1] == 0.0
-    assert counters["vllm:prompt_tokens_total"] == 3840 + len(server.CANARY)
+    assert counters["vllm:prompt_tokens_total"] == 7680 + len(server.CANARY)

@@ -1,6 +1,9 @@
 """prefill against a bench that plays servers: every way it can end, and what it records on the way."""
 
+import json
 import random
+import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,10 +11,15 @@ from dataclasses import dataclass, field
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from farm.bench import Arm, BootFacts, BootSlot, GaugeTrace, Prompt, Reply, balanced_order
-from farm.errors import InvalidMeasurement
-from farm.records import Measurement, Outcome, Reason, Sample, Verdict
+from farm.bench import Arm, BootFacts, BootSlot, GaugeTrace, ProbeTrace, Prompt, Reply, balanced_order
+from farm.errors import InvalidMeasurement, RequestFailed
+from farm.livebench import make_prompt
+from farm.records import Measurement, Outcome, Reason, Sample, Tagged, Verdict, stamp
+from jobs.longprompt import joined
 from jobs.prefill import Prefill
+
+SHORT = 64  # tokens of what counts as a short request here
+MTP = ("--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3}))
 
 
 @dataclass
@@ -27,23 +35,47 @@ class FakeSampling:
 
 
 @dataclass
+class FakeProbing:
+    seen: ProbeTrace | None
+
+    def trace(self) -> ProbeTrace | None:
+        return self.seen
+
+
+@dataclass
 class FakeServer:
     bench: "FakeBench"
     slot: BootSlot
     facts: BootFacts
-    served: int = 0
+    served: int = 0  # tokens of the long prompt in the block that is being sampled
+    watched: bool = False  # whether a gauge is being sampled: not while a prefix is served
+    cache: tuple[int, ...] = ()  # the last long prompt
+    shorts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def complete(self, prompt, *, max_tokens, seed=None, temperature=0.0, deadline_s):
-        self.served = prompt.tokens
-        self.bench.sent.append((self.slot.arm, self.slot.boot, prompt.sha256))
-        return Reply(ttft_s=prompt.tokens / 1000, total_s=1.0, prompt_tokens=self.bench.counted or prompt.tokens,
-                     completion_tokens=max_tokens, cached_tokens=self.bench.cached)
+        bench = self.bench
+        bench.sent.append((self.slot.arm, self.slot.boot, prompt.sha256))
+        if prompt.tokens <= SHORT:
+            self.shorts.release()
+            if bench.short_fails:
+                raise RequestFailed("the stream was cut")
+            return Reply(bench.short_ttft.get(self.slot.arm, 0.01), 0.1, prompt.tokens, max_tokens, 0)
+        for _ in range(bench.hold if self.watched else 0):
+            assert self.shorts.acquire(timeout=10), "a short request was promised"
+        found = bench.cached
+        if found == "as vLLM":
+            n = len(self.cache)
+            found = max(0, n // 416 - 1) * 416 if n and prompt.token_ids[:n] == self.cache else 0
+        self.cache, self.served = prompt.token_ids, prompt.tokens
+        ttft_s = bench.ttft.get(self.slot.probe, prompt.tokens / 1000)
+        return Reply(ttft_s, ttft_s + 1.0, bench.counted or prompt.tokens, max_tokens, found)
 
     @contextmanager
     def sampled(self, gauge, interval_s):
         sampling = FakeSampling(())
-        before, self.served = self.served, 0
+        before, self.served, self.watched = self.served, 0, True
         yield sampling
+        self.watched = False
         if self.served:
             peak = self.bench.peak(self.slot, self.served)
             sampling.points = () if peak is None else ((0.0, 0.0), (0.05, peak), (0.1, 0.0))
@@ -51,32 +83,52 @@ class FakeServer:
             self.served = before
             sampling.points = ((0.0, 0.0),)
 
+    @contextmanager
+    def probed(self):
+        probing = FakeProbing(None)
+        yield probing
+        if self.facts.probe and self.served:
+            probing.seen = ProbeTrace(self.bench.steps, 1000, round(1000 * self.served / 10_000), 23, 5, 1)
+
 
 @dataclass
 class FakeBench:
     peaks: dict = field(default_factory=dict)  # arm -> factor; None: no sample
     pools: dict = field(default_factory=dict)  # (arm, boot) -> tokens
-    cached: int | None = 0
+    cached: int | str | None = "as vLLM"
     counted: int | None = None
+    block_size: int | None = 416
+    argv: tuple[str, ...] = MTP
+    probe_works: bool = True
+    probe_peak: float = 1.0  # factor of the peak that is sampled in a boot with the probe
+    steps: int = 12
+    ttft: dict = field(default_factory=dict)  # whether with the probe -> seconds
+    hold: int = 0  # short requests that a long one waits for
+    short_ttft: dict = field(default_factory=dict)  # arm -> seconds
+    short_fails: bool = False
     arms: dict = field(default_factory=lambda: {n: Arm(n, n, ()) for n in ("baseline", "patched")})
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     booted: list = field(default_factory=list)
+    slots: list = field(default_factory=list)
     sent: list = field(default_factory=list)
 
     def peak(self, slot, tokens):
         factor = self.peaks.get(slot.arm, 1.0)
-        return None if factor is None else factor * tokens / 10_000
+        return None if factor is None else factor * (self.probe_peak if slot.probe else 1.0) * tokens / 10_000
 
     @contextmanager
     def serve(self, slot: BootSlot) -> Iterator[FakeServer]:
         self.booted.append(slot.arm)
-        yield FakeServer(self, slot, BootFacts(pool_tokens=self.pools.get((slot.arm, slot.boot), 50_000), block_size=416))
+        self.slots.append(slot)
+        yield FakeServer(self, slot, BootFacts(
+            pool_tokens=self.pools.get((slot.arm, slot.boot), 50_000), block_size=self.block_size, argv=self.argv,
+            probe=slot.probe and self.probe_works))
 
     def order(self, arms, boots):
         return balanced_order(arms, boots)
 
     def prompt(self, tokens, *, salt):
-        return Prompt((1,) * tokens, f"{salt}/{tokens}")
+        return Prompt((zlib.crc32(salt.encode()),) * tokens, f"{salt}/{tokens}")
 
     def progress(self, text):
         pass
@@ -158,13 +210,247 @@ def test_each_request_leaves_its_figures_with_their_conditions():
     assert len([r for r in records if isinstance(r.record, Sample)]) == 4 * 2 * 3
 
 
+PREFIXED = {"prompts": [3000], "cached_prefix": [{"prefix": 2000, "prompt": 3000}, {"prefix": 2000, "prompt": 5000}]}
+
+
+def rows(records, metric, **conditions):
+    """Values of a metric, of rows with these conditions."""
+    return [r.record.value for r in records if isinstance(r.record, Measurement) and r.record.metric == metric
+            and conditions.items() <= r.conditions.items()]
+
+
+def test_a_prompt_after_its_prefix_is_measured_beside_a_fresh_one_of_the_same_length():
+    bench = FakeBench()
+    records, last = outcome(bench, **PREFIXED, boots=1)
+    assert last.verdict is Verdict.PASS
+    for arm in bench.arms:  # floor(2000 / 416) - 1 blocks
+        assert rows(records, "kv_peak", arm=arm, cached_tokens=0) == [0.3]
+        assert rows(records, "kv_peak", arm=arm, cached_tokens=1248) == [0.3, 0.5]
+    assert rows(records, "prefill_tokens_per_s", cached_tokens=1248, prompt_tokens=5000) == [750.4, 750.4]
+    notes = {r.conditions["cached_tokens"]: r.record.note for r in records
+             if isinstance(r.record, Measurement) and r.record.metric == "kv_peak"}
+    assert notes == {0: None, 1248: "after a prefix of 2000 tokens"}
+    assert "only prompt lengths 3000, 3000 tokens after a prefix of 2000, 5000 tokens after a prefix of 2000 were run" \
+        in last.unproven
+
+
+def test_a_prefix_is_served_before_its_prompt_and_shared_with_no_other():
+    bench = FakeBench()
+    outcome(bench, **PREFIXED, boots=1)
+    first = [sha for arm, _, sha in bench.sent if arm == "baseline"]
+    assert len(first) == len(set(first)) == 5
+    assert first[0] == "fresh-3000/3000"
+    assert (first[1], first[3]) == ("prefix-2000-3000/2000", "prefix-2000-5000/2000")
+
+
+def test_a_joined_prompt_is_hashed_as_a_bench_hashes_its_own():
+    whole = make_prompt(50, "x", 320)
+    first, second = (Prompt(ids, "") for ids in (whole.token_ids[:20], whole.token_ids[20:]))
+    assert joined(first, second) == whole
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"prompts": []}, {"prompts": [0]}, {"prompts": [10, 10]}, {"boots": 0}, {"interval_s": 0}, {"promts": [1]},
-     {"expect": [{"metric": "kv_peak", "direction": "sideways"}]},
-     {"expect": [{"metric": "kv_peak", "direction": "lower", "at": [77]}]}],
-    ids=["no-prompt", "zero", "twice", "boots", "interval", "typo", "direction", "unknown-length"],
+    ("bench", "options", "reason", "says"),
+    [
+        (FakeBench(cached=0), {}, Reason.PROMPT_CACHED,
+         "baseline boot 0, 3000 tokens after a prefix of 2000: 0 prompt tokens came from the prefix cache; 1248 were expected"),
+        (FakeBench(), {"cached_prefix": [{"prefix": 2000, "prompt": 3000, "cached": 832}]}, Reason.PROMPT_CACHED,
+         "1248 prompt tokens came from the prefix cache; 832 were expected"),
+        (FakeBench(block_size=None), {}, Reason.PROMPT_CACHED, "the boot did not say its block size"),
+        (FakeBench(argv=()), {}, Reason.PROMPT_CACHED, "with a drafter such as MTP, and this server has none; give"),
+        (FakeBench(block_size=2000), {}, Reason.PROMPT_CACHED,
+         "the prefix is too short to leave a block of 2000 tokens in the cache"),
+        (FakeBench(counted=7), {}, Reason.PROMPT_DIFFERS, "the prefix of 2000 tokens alone: the server counted 7"),
+        (FakeBench(cached=3), {}, Reason.PROMPT_CACHED, "the prefix of 2000 tokens alone: 3 prompt tokens came from"),
+    ],
+    ids=["not-cached", "told-otherwise", "no-block-size", "no-drafter", "too-short", "prefix-counted-otherwise",
+         "prefix-not-fresh"],
 )
-def test_bad_options_are_refused(options):
-    with pytest.raises(ValidationError):
+def test_a_prefix_that_was_not_cached_as_it_must_be_is_no_evidence(bench, options, reason, says):
+    with pytest.raises(InvalidMeasurement) as caught:
+        list(job(**{"prompts": [], "cached_prefix": [{"prefix": 2000, "prompt": 3000}], **options}).run(bench))
+    assert caught.value.reason is reason
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("bench", [FakeBench(block_size=None), FakeBench(argv=())], ids=["no-block-size", "no-drafter"])
+def test_what_must_be_cached_may_be_told(bench):
+    _, last = outcome(bench, cached_prefix=[{"prefix": 2000, "prompt": 3000, "cached": 1248}], boots=1)
+    assert last.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        ({"direction": "lower", "margin": 0.1}, Verdict.PASS),
+        ({"direction": "lower", "margin": 0.1, "at": [3000]}, Verdict.PASS),
+        ({"direction": "lower", "margin": 0.1, "prefix": 2000}, Verdict.PASS),
+        ({"direction": "lower", "margin": 0.1, "prefix": 2000, "at": [5000]}, Verdict.PASS),
+        ({"direction": "unchanged", "prefix": 2000}, Verdict.FAIL),
+    ],
+    ids=["all-fresh", "one-fresh", "all-of-a-prefix", "one-of-a-prefix", "missed"],
+)
+def test_a_rule_names_fresh_prompts_or_those_of_a_prefix(rule, verdict):
+    _, last = outcome(FakeBench(peaks={"patched": 0.6}), **PREFIXED, expect=[{"metric": "kv_peak", **rule}])
+    assert last.verdict is verdict, last.detail
+    assert ("after a prefix" in last.detail) == ("prefix" in rule)
+    assert last.detail.count("Pairs:") == (2 if rule.get("prefix") and "at" not in rule else 1)
+
+
+# --- short requests beside a long one -------------------------------------------------------
+
+CONCURRENT = {"concurrent": {"count": 3, "tokens": 40, "interval_s": 0.001, "max_tokens": 2}}
+
+
+def test_short_requests_beside_a_long_one_are_measured_each_and_by_the_worst():
+    bench = FakeBench(hold=3, short_ttft={"patched": 0.5})
+    records, last = outcome(bench, prompts=[1000, 4000], boots=1, **CONCURRENT)
+    for arm, ttft_s in (("baseline", 0.01), ("patched", 0.5)):
+        assert rows(records, "short_ttft", arm=arm, prompt_tokens=40, completion_tokens=2) == [ttft_s] * 6
+        assert rows(records, "short_ttft_max", arm=arm, prompt_tokens=4000) == [ttft_s]
+    short = [r.record for r in records if isinstance(r.record, Measurement) and r.record.metric.startswith("short_ttft")]
+    assert {r.n for r in short} == {1, 3}
+    assert sum("s into the prefill of 4000 tokens" in (r.note or "") for r in short) == 6
+    assert len({sha for _, _, sha in bench.sent if sha.startswith("short-")}) == 6  # none shares its prompt with another
+    assert "nothing was measured without short requests (up to 3) beside it" in last.unproven
+
+
+def test_a_rule_may_judge_short_requests_by_the_worst():
+    rule = {"metric": "short_ttft_max", "direction": "lower", "margin": 0.2}
+    _, last = outcome(FakeBench(hold=3, short_ttft={"baseline": 0.8, "patched": 0.5}), prompts=[1000], expect=[rule],
+                      **CONCURRENT)
+    assert (last.verdict, last.reason) == (Verdict.PASS, Reason.AS_EXPECTED), last.detail
+
+
+@pytest.mark.parametrize(
+    ("bench", "error", "says"),
+    [
+        (FakeBench(hold=1, ttft={False: 1e-9}), InvalidMeasurement,
+         "no short request was sent in the 0.00 s of the prefill; shorten concurrent.interval_s (0.001 s)"),
+        (FakeBench(hold=1, short_fails=True), RequestFailed, "the stream was cut"),
+    ],
+    ids=["too-late", "failed"],
+)
+def test_short_requests_that_came_to_nothing(bench, error, says):
+    with pytest.raises(error) as caught:
+        list(job(prompts=[1000], concurrent={"count": 1, "interval_s": 0.001}, boots=1).run(bench))
+    assert says in str(caught.value)
+
+
+# --- boots with the probe -------------------------------------------------------------------
+
+
+def test_boots_with_the_probe_come_last_balanced_and_numbered_on():
+    bench = FakeBench()
+    outcome(bench, prompts=[1000], boots=2, probe_boots=2)
+    assert [(s.arm, s.boot, s.pair, s.order, s.probe) for s in bench.slots] == [
+        ("baseline", 0, 0, 0, False), ("patched", 0, 0, 1, False), ("patched", 1, 1, 2, False), ("baseline", 1, 1, 3, False),
+        ("baseline", 2, 2, 4, True), ("patched", 2, 2, 5, True), ("patched", 3, 3, 6, True), ("baseline", 3, 3, 7, True)]
+
+
+def test_boots_with_the_probe_leave_exact_rows_that_say_so():
+    records, last = outcome(FakeBench(), prompts=[1000, 4000], boots=2, probe_boots=1)
+    exact = {"kv_peak_exact": 0.4, "kv_peak_blocks": 400, "retained_states_before": 23, "retained_states_after": 5}
+    for metric, value in exact.items():
+        assert rows(records, metric, prompt_tokens=4000) == [value] * 2
+        assert rows(records, metric, prompt_tokens=4000, probe=True, boot=2) == [value] * 2
+    assert rows(records, "kv_peak", prompt_tokens=4000, probe=True) == [0.4] * 2
+    assert [r.record.note for r in records if isinstance(r.record, Measurement) and r.record.metric == "kv_peak_blocks"] == [
+        "of 1000 blocks"] * 4
+    assert not any("probe" in line for line in last.unproven)
+
+
+def test_boots_with_the_probe_decide_nothing():
+    """Their peaks alone would be an effect; the other boots show none."""
+    _, last = outcome(FakeBench(probe_peak=0.5), expect=SAME, probe_boots=1)
+    assert (last.verdict, last.reason) == (Verdict.PASS, Reason.AS_EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("bench", "options", "says"),
+    [
+        (FakeBench(probe_peak=0.5), {}, "kv_peak of patched with the probe is not as without it: 0.05 against 0.1 at 1000 "
+                                        "tokens (noise 0 %); 0.2 against 0.4 at 4000 tokens (noise 0 %)"),
+        (FakeBench(ttft={True: 7.0}), {}, "ttft of baseline with the probe is not as without it: 7 against 1 at 1000 tokens"),
+        (FakeBench(probe_peak=0.5), {"boots": 1}, "0.05 against 0.1 at 1000 tokens (noise not measured)"),
+    ],
+    ids=["peak", "ttft", "noise-unknown"],
+)
+def test_where_the_probe_disagrees_it_is_said(bench, options, says):
+    _, last = outcome(bench, **{"boots": 2, "probe_boots": 1, **options})
+    assert any(says in line for line in last.unproven), last.unproven
+
+
+def test_a_difference_within_the_noise_is_not_said():
+    bench = FakeBench(probe_peak=1.05)
+    bench.peak = lambda slot, tokens: (0.9, 1.1, 1.05)[slot.boot] * tokens / 10_000
+    _, last = outcome(bench, boots=2, probe_boots=1)
+    assert not any("probe" in line for line in last.unproven), last.unproven
+
+
+@pytest.mark.parametrize(
+    ("bench", "says"),
+    [(FakeBench(probe_works=False), "patched boot 1, 1000 tokens: the server was booted without the probe"),
+     (FakeBench(steps=0), "patched boot 1, 1000 tokens: the probe saw no step of the engine")],
+    ids=["no-probe", "no-step"],
+)
+def test_a_probe_row_that_was_promised_and_is_missing(bench, says):
+    bench.arms = {"patched": bench.arms["patched"]}
+    with pytest.raises(InvalidMeasurement) as caught:
+        list(job(boots=1, probe_boots=1).run(bench))
+    assert caught.value.reason is Reason.MISSING_ROWS
+    assert says in str(caught.value)
+
+
+def test_every_row_fits_its_table():
+    """A misspelt condition would be evidence lost: `stamp` refuses it."""
+    records, _ = outcome(FakeBench(hold=3), **PREFIXED, boots=1, probe_boots=1, **CONCURRENT)
+    identity = {"run": "r", "cell": "c", "attempt": 1}
+    tables = {stamp(r.record, identity, r.conditions)[0] for r in records if isinstance(r, Tagged)}
+    assert tables == {"measurements", "samples"}
+
+
+# --- options --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prompts": []}, "at least one length"),
+        ({"prompts": [0]}, "one token or more"),
+        ({"prompts": [10, 10]}, "a length twice"),
+        ({"boots": 0}, "boots, interval_s"),
+        ({"interval_s": 0}, "boots, interval_s"),
+        ({"probe_boots": -1}, "probe_boots not negative"),
+        ({"promts": [1]}, "promts"),
+        ({"expect": [{"metric": "kv_peak", "direction": "sideways"}]}, "lower"),
+        ({"expect": [{"metric": "kv_peak", "direction": "lower", "at": [77]}]}, "lengths that prompts does not list: [77]"),
+        ({"expect": [{"metric": "kv_peak", "direction": "lower", "prefix": 9}]},
+         "a prefix that cached_prefix does not list: 9"),
+        ({"cached_prefix": [{"prefix": 9, "prompt": 20}],
+          "expect": [{"metric": "kv_peak", "direction": "lower", "prefix": 9, "at": [1000]}]},
+         "lengths that cached_prefix does not list after a prefix of 9: [1000]"),
+        ({"prompts": [], "cached_prefix": [{"prefix": 9, "prompt": 20}],
+          "expect": [{"metric": "kv_peak", "direction": "lower"}]}, "prompts lists none: give the rule a prefix"),
+        ({"expect": [{"metric": "short_ttft_max", "direction": "lower"}]}, "give concurrent"),
+        ({"cached_prefix": [{"prefix": 20, "prompt": 20}]}, "20 tokens is not the beginning of a longer prompt (20)"),
+        ({"cached_prefix": [{"prompt": 20}]}, "fresh prompts go under prompts"),
+        ({"cached_prefix": [{"prefix": 9, "prompt": 20, "cached": 10}]}, "a prefix of 9 tokens cannot leave 10 cached"),
+        ({"cached_prefix": [{"prefix": 9, "prompt": 20}] * 2}, "a prefix and prompt twice"),
+        ({"cached_prefix": [{"prefix": 9, "promt": 20}]}, "promt"),
+        ({"concurrent": {"count": 0}}, "count, tokens, max_tokens and interval_s must be positive"),
+        ({"concurrent": {"count": 1, "interval_s": float("inf")}}, "none infinite"),
+        ({"concurrent": {"tokens": 9}}, "count"),
+    ],
+    ids=["no-prompt", "zero", "twice", "boots", "interval", "probe-boots", "typo", "direction", "unknown-length",
+         "unknown-prefix", "unknown-length-of-a-prefix", "no-fresh", "no-shorts", "prefix-too-long", "no-prefix",
+         "too-much-cached", "prefix-twice", "prefix-typo", "no-count", "interval-infinite", "count-missing"],
+)
+def test_bad_options_are_refused(options, says):
+    with pytest.raises(ValidationError) as caught:
         job(**options)
+    assert says in str(caught.value)
+
+
+def test_the_longest_request_counts_prompts_after_a_prefix_too():
+    assert job(prompts=[100], cached_prefix=[{"prefix": 200, "prompt": 900}], max_tokens=8).longest == 908

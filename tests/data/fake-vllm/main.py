@@ -1,10 +1,11 @@
-"""Plays `vllm serve` on a Unix socket; installed as vllm/entrypoints/cli/main.py of a made-up tree.
+"""Plays `vllm serve` on a Unix socket or a port; installed as vllm/entrypoints/cli/main.py of a made-up tree.
 
 FAKE says how it behaves.  Standard library only.
 """
 
 import ctypes
 import http.server
+import importlib.util
 import json
 import os
 import signal
@@ -23,8 +24,13 @@ def say(text, level="INFO"):
     print(f"(EngineCore pid={os.getpid()}) {level} 01-02 03:04:05 [fake.py:1] {text}", flush=True)
 
 
-def option(name):
-    return sys.argv[len(sys.argv) - 1 - sys.argv[::-1].index(name) + 1]
+def option(name, default=None):
+    """The word after the last `name`, or behind its `=`."""
+    words = [word for given in sys.argv for word in given.split("=", 1)]
+    return words[len(words) - words[::-1].index(name)] if name in words else default
+
+
+NAME = option("--served-model-name", "played")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,12 +51,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(200, b"")
         elif self.path == "/metrics":
             self.answer(200, b'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:prompt_tokens_total{engine="0"} 3\n')
+        elif self.path == "/v1/models" and MODE != "no-models":
+            self.answer(200, json.dumps({"data": [{"id": NAME, "root": sys.argv[2]}]}).encode())
         else:
             self.answer(404, b"")
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert request["model"] == option("--served-model-name")
+        assert request["model"] == NAME
         tokens = len(request["prompt"])
         canary = tokens == 16
         if MODE == "canary-fails" and canary:
@@ -91,7 +99,14 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         return connection, ("unix", 0)
 
 
+class TcpServer(http.server.ThreadingHTTPServer):
+    allow_reuse_address = True
+
+
 def main():
+    torch = importlib.util.find_spec("torch")
+    if torch is not None:
+        ctypes.CDLL(os.path.join(torch.submodule_search_locations[0], "lib", "libtorch_cpu.so"))
     if MODE != "wrong-tree":
         ctypes.CDLL(str(PACKAGE / "_C.abi3.so"))
     if MODE == "foreign":
@@ -118,8 +133,12 @@ def main():
     say("skipped memory profiling")
     say("Setting attention block size to 640 tokens to ensure that attention page size is >= mamba page size.")
     say("GPU KV cache size: 72,247 tokens, Maximum concurrency for 49,152 tokens per request: 1.47x")
-    say("Starting vLLM server on unix")
-    Server(option("--uds"), Handler).serve_forever()
+    if MODE == "never-listens":
+        time.sleep(99)
+    say("Starting vLLM server")
+    if option("--uds"):
+        Server(option("--uds"), Handler).serve_forever()
+    TcpServer((option("--host", "0.0.0.0"), int(option("--port", "8000"))), Handler).serve_forever()
 
 
 main()
