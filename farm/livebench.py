@@ -23,10 +23,9 @@ from farm.evidence import BuiltArm, Evidence, Span
 from farm.pins import Pin, PinStore
 from farm.plan import Cell, PinSpec
 from farm.pristine import Pristine
-from farm.records import BootRow, PatchRow, Reason, Tagged, utc_now
+from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.trees import Tree, TreeStore
-from farm.triage import triage
-from farm.triagetable import MOVED, UPSTREAM, Triaged, TriagePin
+from farm.triage import TriagePin, of_pin, triage
 
 Progress = Callable[[str], None]
 _CODE_ERROR = re.compile(r"\b(Syntax|Indentation|Tab|Import|ModuleNotFound|Name|Attribute|Type|UnboundLocal)Error\b")
@@ -216,9 +215,7 @@ class LiveBench:
     def triage(self) -> Sequence[PatchTriage]:
         pins = [TriagePin(r.pin.name, r.pin.config.version, self._pristine_of(r.pin).package, r.series)
                 for r in self._spec.releases]
-        cells = [cell for cell in triage(pins).cells if cell.pin == self.pin]
-        return [_for_a_job(cell, patch.sha256, position) for position, (cell, patch) in enumerate(
-            zip(cells, pins[-1].series.patches, strict=True))]
+        return of_pin(triage(pins), self.pin)
 
     def _pristine_of(self, pin: PinSpec) -> Pristine:
         return self._workshop.pins.pristine(Pin.from_config(pin.name, pin.config), self.progress)
@@ -270,13 +267,6 @@ def is_the_trees_fault(error: BootFailure, arm: Arm, booted: Collection[str]) ->
     had been healthy on the same card in the same cell.  All else may be the card's or the farm's: ERROR."""
     return bool(error.reason is Reason.BOOT_DIED and arm.patches and set(booted) - {arm.name}
                 and _CODE_ERROR.search(str(error)))
-
-
-def _for_a_job(cell: Triaged, sha256: str, position: int) -> PatchTriage:
-    found = cell.application
-    row = PatchRow(cell.patch, sha256, position, found.hunks, len(found.offsets), max(map(abs, found.offsets), default=0),
-                   found.files, cell.status, cell.detail)
-    return PatchTriage(row, found.status.good, cell.status == UPSTREAM, cell.status == MOVED, cell.claim, cell.traces)
 
 
 def make_prompt(tokens: int, salt: str, vocab_size: int) -> Prompt:
