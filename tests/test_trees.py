@@ -12,7 +12,7 @@ import pytest
 from fake_wheels import write_wheel
 
 from farm import pristine as pristines
-from farm.errors import EnvironmentBuildError, FarmError, InvalidMeasurement, SeriesError
+from farm.errors import EnvironmentBuildError, InvalidMeasurement, SeriesError
 from farm.records import Reason
 from farm.series import PatchFile
 from farm.trees import TreeStore, dist_version, identity
