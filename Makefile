@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e '.[test,lint]'
+	$(BIN)/python -m pip install -q -e '.[test]'
 	touch $@
 
 demo: $(VENV)/.ready  ## the main job on this machine's CPU: real vLLM, real Ray, real Parquet
@@ -17,7 +17,7 @@ test: $(VENV)/.ready  ## everything that needs no GPU; real-vLLM tests use the c
 	$(BIN)/python -m pytest -m "not gpu"
 
 # The pure cores: no process, no server, no Ray, no vLLM.
-PURE := scheduler stats metrics bootlog evidence plan patchfile outcomes graft yamlfile cards
+PURE := scheduler stats metrics bootlog evidence plan patchfile outcomes graft yamlfile cards campaign dep3 unidiff outcome nearest
 test-pure: $(VENV)/.ready  ## the pure cores alone: under 5 s
 	$(BIN)/python -m pytest -m "not slow" $(PURE:%=tests/test_%.py)
 

@@ -41,7 +41,7 @@ class Card:
     memory_bytes: int | None = None
     driver: str | None = None
     cores: tuple[int, ...] = ()  # CPU slots: the cores that a server of this slot may use
-    facts: Mapping[str, Any] = field(default_factory=dict)  # columns of records.CARD
+    facts: Mapping[str, Any] = field(default_factory=dict)  # columns of schemas.CARD
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BootFacts:
     )
 
     def conditions(self) -> dict[str, Any]:
-        """The columns of records.BOOT and records.SERVING that these facts fill."""
+        """The columns of schemas.BOOT and schemas.SERVING that these facts fill."""
         values = {name: getattr(self, name) for name in self.CONDITIONS}
         return {k: list(v) if isinstance(v, tuple) else dict(v) if isinstance(v, Mapping) else v
                 for k, v in values.items()}

@@ -69,7 +69,7 @@ def gpu(visible: str) -> Card:
 
 
 def conditions(card: Card) -> dict[str, Any]:
-    """The columns of records.CARD for a card as it is now, its moving facts read afresh."""
+    """The columns of schemas.CARD for a card as it is now, its moving facts read afresh."""
     row: dict[str, Any] = {
         "card": card.uuid, "card_name": card.name, "host": card.host, "card_memory_bytes": card.memory_bytes,
         "driver": card.driver,

@@ -14,7 +14,8 @@ from typing import Any
 
 from farm.childenv import redact
 from farm.plan import ArmSpec, Cell
-from farm.records import Outcome, PatchRow, Tagged, stamp, utc_now
+from farm.records import Outcome, PatchRow, Tagged, utc_now
+from farm.schemas import stamp
 
 IDENTITY_OF_JOB = ("arm", "pair", "order", "boot", "started_utc", "ended_utc")
 
@@ -59,7 +60,7 @@ class Evidence:
     info: RunInfo
     cell: Cell
     attempt: int
-    card: Mapping[str, Any] = field(default_factory=dict)  # columns of records.CARD
+    card: Mapping[str, Any] = field(default_factory=dict)  # columns of schemas.CARD
     arms: dict[str, BuiltArm] = field(default_factory=dict)
     versions: Mapping[str, str | None] = field(default_factory=dict)  # vllm, torch, triton, transformers, python
     model_sha256: str | None = None

@@ -69,6 +69,7 @@ class Rejected:
     wanted: tuple[str, ...] = ()
     stands: tuple[str, ...] = ()
     at: int | None = None
+    already: bool = False  # this hunk's change stands there already
 
 
 class Kind(str, Enum):

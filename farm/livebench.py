@@ -21,12 +21,13 @@ from farm.environment import Environment
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
 from farm.evidence import BuiltArm, Evidence, Span
 from farm.pins import Pin, PinStore
-from farm.plan import Cell
+from farm.plan import Cell, PinSpec
 from farm.pristine import Pristine
 from farm.profilefile import DrafterConfig, ModelConfig
 from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.serverspec import ServerSpec
 from farm.trees import Tree, TreeStore
+from farm.triage import TriagePin, of_pin, triage
 
 Progress = Callable[[str], None]
 _CODE_ERROR = re.compile(r"\b(Syntax|Indentation|Tab|Import|ModuleNotFound|Name|Attribute|Type|UnboundLocal)Error\b")
@@ -218,14 +219,12 @@ class LiveBench:
     # --- the series ------------------------------------------------------------------------------
 
     def triage(self) -> Sequence[PatchTriage]:
-        from farm import triage as triages
+        pins = [TriagePin(r.pin.name, r.pin.config.version, self._pristine_of(r.pin).package, r.series)
+                for r in self._spec.releases]
+        return of_pin(triage(pins), self.pin)
 
-        table = triages.triage([
-            triages.TriagePin(r.pin.name, r.pin.config.version,
-                              self._workshop.pins.pristine(Pin.from_config(r.pin.name, r.pin.config), self.progress).package,
-                              r.series)
-            for r in self._spec.releases])
-        return triages.of_pin(table, self.pin)
+    def _pristine_of(self, pin: PinSpec) -> Pristine:
+        return self._workshop.pins.pristine(Pin.from_config(pin.name, pin.config), self.progress)
 
     # --- what these have in common ---------------------------------------------------------------
 

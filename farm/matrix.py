@@ -34,9 +34,10 @@ from farm.lifeline import processes_of_run
 from farm.pins import Pin, PinStore
 from farm.places import default_cache, default_results
 from farm.project import project_state
-from farm.records import SCHEMA_VERSION, Outcome, Reason, Verdict, exit_code, utc_now
+from farm.records import Outcome, Reason, Verdict, exit_code, utc_now
 from farm.report.live import Progress
 from farm.report.terminal import render_terminal
+from farm.schemas import SCHEMA_VERSION
 from farm.series import Series, load_series, require_gnu_patch, series_directory
 from farm.store import Store
 from farm.trees import TreeStore

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from farm.errors import FarmError
-from farm.records import IDENTITY, SCHEMAS
+from farm.schemas import IDENTITY, SCHEMAS
 
 _REQUIRED = tuple(f.name for f in IDENTITY if not f.nullable)
 
@@ -31,7 +31,7 @@ def to_arrow(table: str, rows: Sequence[Mapping[str, Any]], identity: Mapping[st
     schema = SCHEMAS[table]
     for row in rows:
         if unknown := sorted(set(row) - set(schema.names)):
-            raise FarmError(f"table {table} has no column {', '.join(unknown)} (farm/records.py)")
+            raise FarmError(f"table {table} has no column {', '.join(unknown)} (farm/schemas.py)")
         for name, value in identity.items():
             if row.get(name) != value:
                 raise FarmError(f"table {table}, column {name}: a row says {row.get(name)!r}, its commit {value!r}")
@@ -66,7 +66,7 @@ def _column(table: str, field: pa.Field, values: list[Any]) -> pa.Array:
         raise FarmError(f"{place}: a row has no value, and it is part of every row's identity")
     for value in {id(v): v for v in values}.values():  # rows share their conditions: look at each object once
         if not _fits(value, field.type):
-            raise FarmError(f"{place}: {value!r:.200} is not {field.type} (farm/records.py)")
+            raise FarmError(f"{place}: {value!r:.200} is not {field.type} (farm/schemas.py)")
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError, UnicodeError) as error:

@@ -24,8 +24,8 @@ from pyarrow import fs as pafs
 
 from farm.dataset import ATTEMPT, COMPACTED, MEMBERS, RUN_FILE, TRIES, Dataset, Unreadable
 from farm.errors import FarmError, UsageError
-from farm.records import SCHEMA_VERSION, SCHEMAS, TABLES
 from farm.rows import first_line, to_arrow
+from farm.schemas import SCHEMA_VERSION, SCHEMAS, TABLES
 
 log = logging.getLogger(__name__)
 

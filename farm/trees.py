@@ -19,11 +19,12 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
+from farm.apply import apply_patch
 from farm.errors import EnvironmentBuildError, FarmError, InvalidMeasurement
 from farm.manifest import Manifest, is_bytecode, sha256_of, walk
 from farm.pristine import PACKAGE, Pristine, link_or_copy, some
 from farm.records import PatchRow, Reason
-from farm.series import PatchFile, apply_patch, series_sha256
+from farm.series import PatchFile, series_sha256
 
 FORMAT = 1  # goes into every id: raise it when trees are built in another way
 LOCK_S = 300.0
@@ -139,7 +140,7 @@ def _write_dist_info(root: Path, pristine: Pristine, rows: Sequence[PatchRow]) -
 
 
 def _prove_untouched(pristine: Pristine, rows: Sequence[PatchRow]) -> None:
-    """GNU patch replaces files, so no write can have gone through a link: show it."""
+    """Patched files are written beside and renamed, so no write can have gone through a link: show it."""
     pristine.check()
     touched = {path for row in rows for path in row.files} & set(pristine.manifest.files)
     if written := pristine.manifest.rehashed(pristine.package, sorted(touched)):

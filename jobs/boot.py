@@ -51,8 +51,8 @@ class Boot:
                     differing.append(f"{slot.arm} boot {slot.boot} warned of {_listed(warned)}")
         if differing:
             yield Outcome(Verdict.FAIL, Reason.UNKNOWN_KNOB,
-                          f"{'; '.join(differing)}, where exactly {_listed(self.unknown_knobs)} was expected. Correct the name in "
-                          "the arm's or profile's env, or register it in vllm/envs.py")
+                          f"{'; '.join(differing)}, where exactly {_listed(self.unknown_knobs)} was expected. Correct the "
+                          "name in the arm's or profile's env, or register it in vllm/envs.py")
         else:
             yield Outcome(Verdict.PASS, Reason.AS_EXPECTED,
                           f"{len(seen)} boots, each with {len(self.unknown_knobs)} warnings of unknown knobs, as expected")

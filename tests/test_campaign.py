@@ -7,13 +7,14 @@ from farm.records import Outcome, Reason, Verdict
 
 
 @pytest.mark.parametrize(("ended", "must", "expected"), [
-    pytest.param((Verdict.FAIL, Reason.FAILING_SET_DIFFERS), Reason.FAILING_SET_DIFFERS, (Verdict.PASS, Reason.CONTROL_HELD),
-                 id="failed-as-it-must"),
+    pytest.param((Verdict.FAIL, Reason.FAILING_SET_DIFFERS), Reason.FAILING_SET_DIFFERS,
+                 (Verdict.PASS, Reason.CONTROL_HELD), id="failed-as-it-must"),
     pytest.param((Verdict.PASS, Reason.AS_EXPECTED), Reason.FAILING_SET_DIFFERS, (Verdict.INVALID, Reason.CONTROL_MISSED),
                  id="passed"),
     pytest.param((Verdict.FAIL, Reason.TREE_FAILED), Reason.FAILING_SET_DIFFERS, (Verdict.INVALID, Reason.CONTROL_MISSED),
                  id="failed-for-another-reason"),
-    pytest.param((Verdict.PASS, Reason.AS_EXPECTED), Reason.AS_EXPECTED, (Verdict.PASS, Reason.CONTROL_HELD), id="passed-as-it-must"),
+    pytest.param((Verdict.PASS, Reason.AS_EXPECTED), Reason.AS_EXPECTED, (Verdict.PASS, Reason.CONTROL_HELD),
+                 id="passed-as-it-must"),
     pytest.param((Verdict.FAIL, Reason.UNKNOWN_KNOB), Reason.AS_EXPECTED, (Verdict.INVALID, Reason.CONTROL_MISSED),
                  id="no-warning"),
     pytest.param((Verdict.ERROR, Reason.BOOT_DIED), Reason.AS_EXPECTED, (Verdict.ERROR, Reason.BOOT_DIED), id="error-stays"),

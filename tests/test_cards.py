@@ -5,7 +5,8 @@ import pytest
 
 from farm import cards
 from farm.errors import FarmError
-from farm.records import SCHEMAS, Reason
+from farm.records import Reason
+from farm.schemas import SCHEMAS
 
 
 def test_slots_share_the_cores_and_keep_their_names(monkeypatch):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from farm import config
-from farm.records import BOOT, CARD, SERVING, TREE
+from farm.schemas import BOOT, CARD, SERVING, TREE
 from farm.store import Store
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]

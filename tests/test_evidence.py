@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from farm import records
+from farm import records, schemas
 from farm.bench import Needs
 from farm.config import PinConfig
 from farm.evidence import BuiltArm, Evidence, RunInfo, Span, covered_s
@@ -52,7 +52,7 @@ def test_a_measurement_carries_the_conditions_of_its_arm():
         "0.29.0-cpu", "7ree", "5e1135", "c0ffee", "0.29.0", "CPU-1")
     assert row["patches"] == [{"name": "a.patch", "sha256": "1234", "hunks": 3, "offset_hunks": 1, "max_offset": 12}]
     assert row["pool_tokens"] == 9
-    assert set(row) <= set(records.SCHEMAS["measurements"].names)
+    assert set(row) <= set(schemas.SCHEMAS["measurements"].names)
 
 
 def test_a_misspelt_condition_is_refused():
@@ -66,7 +66,7 @@ def test_a_cell_row_says_its_arms_options_and_times():
     assert (row["verdict"], row["reason"], row["vllm_s"], row["final"]) == ("PASS", "as-expected", 6.0, True)
     assert [(a["arm"], a["tree"]) for a in row["arms"]] == [("baseline", None), ("patched", "7ree")]
     assert row["options"] == '{"boots": 2}'
-    assert set(row) <= set(records.SCHEMAS["cells"].names)
+    assert set(row) <= set(schemas.SCHEMAS["cells"].names)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,29 @@ Hunk #1 FAILED at 1.
 1 out of 1 hunk FAILED
 done
 """
+PARTS = """\
+Hmm...  Looks like a unified diff to me...
+can't find file to patch at input line 3
+Perhaps you used the wrong -p or --strip option?
+File to patch:\x20
+Skip this patch? [y]\x20
+Skipping patch.
+Hunk #1 ignored at 8.
+1 out of 1 hunk ignored
+Hmm...The next patch would create the file v1/two.py,
+which already exists!  Applying it anyway.
+  The next patch looks like a unified diff to me...
+patching file v1/two.py
+Using Plan A...
+Hunk #1 FAILED at 1.
+1 out of 1 hunk FAILED
+Hmm...  The next patch looks like a unified diff to me...
+patching file v1/one.py
+Using Plan A...
+Hunk #1 succeeded at 8.
+Hmm...  Ignoring the trailing garbage.
+done
+"""
 FUZZ = "patching file v1/one.py\nHunk #1 succeeded at 2 with fuzz 1 (offset 1 line).\ndone\n"
 
 
@@ -43,7 +66,7 @@ def test_offsets_and_echoed_words():
 
 def test_failed_hunks_name_their_file():
     report = read_report(1, FAILED)
-    assert report.failed == (HunkReport("v1/one.py", 2, "FAILED"), HunkReport("v1/two.py", 1, "FAILED"))
+    assert report.failed == (HunkReport("v1/one.py", 2, "FAILED"), HunkReport("v1/two.py", 1, "FAILED", part=1))
 
 
 def test_fuzz():
@@ -52,7 +75,19 @@ def test_fuzz():
 
 def test_a_file_that_comes_twice():
     report = read_report(1, "patching file a.py\nHunk #1 succeeded at 1.\npatching file a.py\nHunk #1 FAILED at 9.\n")
-    assert [h.visit for h in report.hunks] == [0, 1]
+    assert [h.part for h in report.hunks] == [0, 1] and report.parts == 2
+
+
+def test_parts_are_counted_as_gnu_patch_takes_them():
+    """A file that is not there, one that would be made anew and one that is patched are a part each."""
+    report = read_report(1, PARTS)
+    assert [(h.part, h.file, h.state) for h in report.hunks] == [(0, "?", "ignored"), (1, "v1/two.py", "FAILED"),
+                                                                 (2, "v1/one.py", "succeeded")]
+    assert report.parts == 3 and report.missing_file == 3
+
+
+def test_line_ends():
+    assert read_report(1, "patching file a.py\nHunk #1 FAILED at 8 (different line endings).\n").failed[0].line_ends
 
 
 @pytest.mark.parametrize(

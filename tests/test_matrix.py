@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_wheels import write_wheel
 from rich.console import Console
 
-from farm import config, dispatch, gnupatch, matrix
+from farm import campaign, config, dispatch, gnupatch, matrix
+from farm.evidence import Evidence, RunInfo
 from farm.records import Outcome, Reason, Verdict
 from farm.store import Store
 
@@ -237,3 +239,67 @@ def test_the_entry_points_say_3_for_bad_usage(project, command):
 def test_the_matrix_file_has_its_run_bit():
     assert os.access(config.PROJECT / "farm/matrix.py", os.X_OK)
     assert (config.PROJECT / "farm/matrix.py").read_text().startswith("#!/usr/bin/env python3\n")
+
+
+# --- campaigns ------------------------------------------------------------------------------
+
+
+def ended(run, **reasons):
+    """Play a run in which the cell of each job ends with this verdict and reason, its row committed."""
+    def play(cells):
+        outcomes = {}
+        for cell in cells:
+            verdict, reason = reasons.get(cell.job.name, (Verdict.PASS, Reason.AS_EXPECTED))
+            outcome = Outcome(verdict, reason, "played")
+            if cell.control:
+                outcome = campaign.controlled(outcome, cell.control)
+            row = Evidence(RunInfo(run.info.run, None, None), cell, 1).cell_row(outcome, final=True)
+            run.store.commit(run.info.run, cell.id, 1, {"cells": [row]})
+            outcomes[cell.id] = outcome
+        return outcomes
+    return play
+
+
+@pytest.fixture
+def campaigned(run, project, monkeypatch):
+    """go(**reasons by job) -> (exit code, printed) of a matrix whose replay cell is a control that must end effect-absent."""
+    edit("configs/matrix/m.yaml", "pins: [p29]", "pins: [p29]\ncampaign: true")
+    edit("configs/matrix/m.yaml", "  - job: replay\n", "  - job: replay\n    control: effect-absent\n")
+    seen = SimpleNamespace()
+
+    def keep(*args, **more):
+        seen.store, seen.info = args[2], args[1]
+        return seen.play(args[0])
+
+    def go(only=(), **reasons):
+        seen.play = ended(seen, **reasons)
+        monkeypatch.setattr(dispatch, "attached", lambda address: _nothing())
+        monkeypatch.setattr(dispatch, "run_cells", keep)
+        out = io.StringIO()
+        code = matrix.main(matrix.Request(project / "configs/matrix/m.yaml", only, str(project / "results")),
+                           Console(file=out, width=200))
+        return code, out.getvalue()
+
+    return go
+
+
+@pytest.mark.parametrize(("reasons", "only", "code", "says"), [
+    pytest.param({"replay": (Verdict.FAIL, Reason.EFFECT_ABSENT)}, (), 0, "PASS     control-held", id="held"),
+    pytest.param({"replay": (Verdict.FAIL, Reason.EFFECT_ABSENT), "prefill": (Verdict.FAIL, Reason.CHANGED)}, (), 1,
+                 "control-held", id="held-and-a-fail-is-evidence"),
+    pytest.param({}, (), 2, "INVALID as a whole", id="the-control-passed"),
+    pytest.param({"prefill": (Verdict.FAIL, Reason.CHANGED)}, (), 2, "INVALID as a whole", id="then-a-fail-is-none"),
+    pytest.param({}, ("prefill",), 2, "no control was run", id="left-out"),
+])
+def test_a_campaign_stands_with_its_controls(campaigned, reasons, only, code, says):
+    ended_with, printed = campaigned(only, **reasons)
+    assert (ended_with, says in printed) == (code, True), printed
+
+
+def test_a_broken_series_may_end_its_own_cells_alone(run, project):
+    edit("configs/matrix/m.yaml", "pins: [p29]", "pins: [p29]\non_series_error: fail")
+    edit("patches/one.patch", "-x1 = 1", "-x1 = 7")
+    planned = matrix.preflight(config.load(project / "configs/matrix/m.yaml"), lambda text: None)
+    assert len(planned.cells) == 2
+    assert {(o.verdict, o.reason) for o in planned.decided.values()} == {(Verdict.FAIL, Reason.SERIES_BROKEN)}
+    assert sorted(planned.decided) == sorted(c.id for c in planned.cells)  # both have the patched arm

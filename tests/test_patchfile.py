@@ -1,94 +1,50 @@
-"""The structure of real patch texts."""
+"""What is wrong with a patch whatever the tree.  Its full table is test_treacherous."""
 
 import pytest
+from packages import diff, headers, hunk, indented, new_file
 
-from farm.patchfile import Hunk, PatchSyntaxError, parse_patch
-
-PLAIN = b"""\
-Words before the diff.
---- a/v1/one.py\t2026-01-01
-+++ b/v1/one.py\t2026-01-02
-@@ -1,3 +1,3 @@ def f():
- a
--b
-+B
- c
-@@ -10 +10,2 @@
- x
-+y
---- /dev/null
-+++ b/v1/two.py
-@@ -0,0 +1 @@
-+new
-"""
-GIT = b"""\
-diff --git a/v1/one.py b/v1/uno.py
-similarity index 90%
-rename from v1/one.py
-rename to v1/uno.py
-index 0b..1c 100644
---- a/v1/one.py
-+++ b/v1/uno.py
-@@ -1 +1 @@
--a
-+b
-diff --git a/v1/run.sh b/v1/run.sh
-old mode 100644
-new mode 100755
-diff --git a/v1/link b/v1/link
-new file mode 120000
---- /dev/null
-+++ b/v1/link
-@@ -0,0 +1 @@
-+one.py
-\\ No newline at end of file
-"""
-# A removed line that begins `-- ` and an added one that begins `++ ` look like file headers.
-HEADERS_IN_BODY = b"""\
---- a/q.sql
-+++ b/q.sql
-@@ -1,2 +1,2 @@
---- a/comment
-+++ b/comment
- select 1
-"""
+from farm.errors import SeriesError
+from farm.faults import escapes, is_plain
+from farm.findings import Status
+from farm.patchfile import PatchFile, named
 
 
-def test_plain_diff():
-    one, two = parse_patch(PLAIN)
-    assert one.paths == ("v1/one.py",) and (one.line, one.end) == (2, 12)
-    assert one.hunks == (Hunk(4, (1, 3), (1, 3)), Hunk(9, (10, 1), (10, 2)))
-    assert two.headers == ("b/v1/two.py",) and two.hunks == (Hunk(14, (0, 0), (1, 1)),)
+@pytest.mark.parametrize(("data", "status", "line"), [
+    pytest.param(diff(), None, None, id="none"),
+    pytest.param(b"", Status.MALFORMED, None, id="by-its-parse"),
+    pytest.param(diff("../x.py"), Status.ESCAPES, 1, id="by-its-names"),
+    pytest.param(indented(diff()) + diff(), Status.DUPLICATE_DIFF, 3, id="by-its-words"),
+    pytest.param(diff() + diff(), Status.DUPLICATE_DIFF, 12, id="by-its-parts"),
+])
+def test_fault(data, status, line):
+    fault = PatchFile("a.patch", data, "patches").fault
+    assert (fault and fault.status, fault and fault.line) == (status, line)
 
 
-def test_git_diff():
-    rename, mode, link = parse_patch(GIT)
-    assert rename.paths == ("v1/one.py", "v1/uno.py") and [h.line for h in rename.hunks] == [8]
-    assert mode.paths == ("v1/run.sh",) and mode.hunks == ()
-    assert link.symlink and not rename.symlink
+def test_sections_raise_what_the_parse_says():
+    with pytest.raises(SeriesError, match="patches/a.patch:9: .*cut off"):
+        _ = PatchFile("a.patch", diff()[:-1], "patches").sections
 
 
-def test_lines_of_a_hunk_are_no_headers():
-    (only,) = parse_patch(HEADERS_IN_BODY)
-    assert only.paths == ("q.sql",) and len(only.hunks) == 1
+@pytest.mark.parametrize(("path", "out"), [("/etc/x", True), ("../x", True), ("a/../x", True), ("a/..x", False), ("a/x",
+    False)])
+def test_escapes(path, out):
+    assert escapes(path) is out
 
 
-def test_trimmed_context_line_and_end_of_file():
-    (only,) = parse_patch(b"--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\n\n-b\n+c\n")
-    assert len(only.hunks) == 1
+@pytest.mark.parametrize("path", ["a//b", "./a", "a/", "a\nb", "a\udcff", "x" * 256, "a/" * 501 + "b", "a\0b"])
+def test_not_plain(path):
+    assert is_plain("a/b é.py") and not is_plain(path)
 
 
-@pytest.mark.parametrize(
-    ("data", "line", "says"),
-    [
-        pytest.param(b"Only words.\n", None, "no unified diff", id="words"),
-        pytest.param(b"1c1\n< a\n---\n> b\n", None, "no unified diff", id="ed-style"),
-        pytest.param(b"diff --git a/x.so b/x.so\nindex 1..2 100644\nGIT binary patch\nliteral 3\n", 3, "binary",
-                     id="git-binary"),
-        pytest.param(b"Binary files a/x.so and b/x.so differ\n", 1, "binary", id="diff-binary"),
-    ],
-)
-def test_refused(data, line, says):
-    with pytest.raises(PatchSyntaxError, match=says) as caught:
-        parse_patch(data)
-    assert caught.value.line == line
+def test_named_has_every_rooted_form_and_nothing_unsafe():
+    patches = [PatchFile("1", diff("vllm/v1/one.py")), PatchFile("2", diff("../x")), PatchFile("3", new_file("v1/new.py"))]
+    paths = named(patches)
+    assert {"vllm/v1/one.py", "v1/one.py", "v1/new.py"} <= set(paths) and not any(".." in path for path in paths)
+
+
+def test_only_a_hunk_below_a_name_is_live():
+    """GNU patch needs a file's name before it takes an indented hunk; both have been tried."""
+    quoted = PatchFile("1", indented(hunk()) + diff())
+    assert quoted.fault is None
+    assert PatchFile("2", indented(headers()[:16] + hunk(new="X")) + diff()).fault.status is Status.MALFORMED

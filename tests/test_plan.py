@@ -3,14 +3,17 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from farm import plan
 from farm.bench import Needs
 from farm.config import CellConfig, CellPlanConfig, Loaded, MatrixConfig, NeedsConfig, PinConfig, ProfileConfig
 from farm.errors import UsageError
+from farm.records import Reason
 from farm.series import PatchFile, Series
 from farm.yamlfile import YamlFile
 from jobs.prefill import Prefill
+from jobs.triage import Triage
 from jobs.unit import Suite, Unit
 
 PATCH = b"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
@@ -93,3 +96,45 @@ def test_a_cell_travels_by_value():
 
     cell = only(loaded(), series=SERIES)
     assert pickle.loads(pickle.dumps(cell)) == cell
+
+
+CARRIED = Series((PatchFile("one.patch", b"Applied-Upstream: 0.29.0\n" + PATCH), SERIES.patches[1]), "patches")
+
+
+@pytest.mark.parametrize(("upstream", "pin", "kept"), [
+    ("drop", CPU, ["two.patch"]),
+    ("drop", CPU.model_copy(update={"version": "0.28.0"}), ["one.patch", "two.patch"]),
+    ("keep", CPU, ["one.patch", "two.patch"]),
+], ids=["carried", "an-older-release", "keep"])
+def test_an_arm_may_leave_out_what_the_release_carries_by_the_patches_own_headers(upstream, pin, kept):
+    cell = only(loaded(pin=pin, arms={"patched": {"upstream": upstream}}), series=CARRIED)
+    assert [p.name for p in cell.arms[0].patches] == kept
+
+
+def triage_of(*versions):
+    pins = {f"p{v}": PinConfig(version=v, flavour="cpu") for v in versions}
+    config = CellConfig(job="triage")
+    whole = MatrixConfig(name="m", pins=tuple(pins), cells=(config,))
+    return Loaded(YamlFile(Path("m.yaml"), {}), whole, pins, {p: Path("p.yaml") for p in pins},
+                  (CellPlanConfig(config, Triage(), None, {}),), Path("patches")), dict.fromkeys(pins, SERIES)
+
+
+def test_a_triage_cell_has_no_arms_and_the_older_pins_beside_its_own():
+    given, series = triage_of("0.30.0", "0.28.0", "0.29.0")
+    cells = {c.pin.name: c for c in plan.cells(given, series, {})}
+    assert cells["p0.30.0"].arms == ()
+    assert [r.pin.name for r in cells["p0.30.0"].releases] == ["p0.28.0", "p0.29.0", "p0.30.0"]
+    assert [r.pin.name for r in cells["p0.28.0"].releases] == ["p0.28.0"]
+
+
+def test_a_control_is_another_cell():
+    options = {"prompts": [100]}
+    config = CellConfig(job="prefill", profile="tiny", control="as-expected", **{"with": options})
+    planned = (CellPlanConfig(config, Prefill(**options), ProfileConfig(model={"tiny": "qwen3next-cpu"}), options),)
+    cell = only(loaded(planned))
+    assert cell.control is Reason.AS_EXPECTED and cell.id != only(loaded()).id
+
+
+def test_a_control_must_be_evidence():
+    with pytest.raises(ValidationError, match="a control ends with evidence"):
+        CellConfig(job="unit", control="actor-died")

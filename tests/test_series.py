@@ -1,32 +1,12 @@
-"""Series and patches: what is taken, what is refused and where the message points."""
+"""Series: what is taken, what is refused and where the message points."""
 
-import os
 import pickle
 
 import pytest
+from packages import diff, indented, new_file
 
-from farm.errors import SeriesError, UsageError
-from farm.records import PatchRow, Reason, Verdict
-from farm.series import PatchFile, Series, apply_patch, load_series, series_directory
-
-ONE = "".join(f"line {n}\n" for n in range(1, 21))
-
-
-def diff(path="v1/one.py", old="line 10", new="line ten", at=8, prefix=("a/", "b/")) -> bytes:
-    """A one-hunk patch of a file like ONE."""
-    number = at + 2
-    return (f"Words.\n--- {prefix[0]}{path}\n+++ {prefix[1]}{path}\n@@ -{at},5 +{at},5 @@\n line {number - 2}\n"
-            f" line {number - 1}\n-{old}\n+{new}\n line {number + 1}\n line {number + 2}\n").encode()
-
-
-@pytest.fixture
-def package(tmp_path):
-    root = tmp_path / "vllm"
-    (root / "v1" / "__pycache__").mkdir(parents=True)
-    for name in ("one", "two"):
-        (root / "v1" / f"{name}.py").write_text(ONE)
-        (root / "v1" / "__pycache__" / f"{name}.cpython-311.pyc").write_bytes(b"byte code")
-    return root
+from farm.errors import SeriesError
+from farm.series import PatchFile, Series, load_series, series_directory
 
 
 def write_series(folder, listing, **patches):
@@ -84,12 +64,18 @@ def test_unknown_name_lists_the_known(tmp_path):
         pytest.param("one.patch\n", {"one": b""}, "one.patch", None, "0 bytes", id="empty"),
         pytest.param("one.patch\n", {"one": b"words\n"}, "one.patch", None, "no unified diff", id="no-diff"),
         pytest.param("one.patch\n", {"one": b"x\nGIT binary patch\n"}, "one.patch", 2, "binary", id="binary"),
-        pytest.param("one.patch\n", {"one": diff("../up.py")}, "one.patch", 2, "out of the tree", id="header-parent"),
-        pytest.param("one.patch\n", {"one": diff("etc/x", prefix=("/", "/"))}, "one.patch", 2, "out of the tree",
+        pytest.param("one.patch\n", {"one": b"Words.\n" + diff("../up.py")}, "one.patch", 2, "out of the tree",
+                     id="header-parent"),
+        pytest.param("one.patch\n", {"one": b"Words.\n" + diff("etc/x", prefix=("/", "/"))}, "one.patch", 2, "out of the tree",
                      id="header-absolute"),
-        pytest.param("one.patch\n", {"one": diff("v1/one.py.orig")}, "one.patch", 2, "left-over", id="orig"),
+        pytest.param("one.patch\n", {"one": b"Words.\n" + diff("v1/one.py.orig")}, "one.patch", 2, "left-over", id="orig"),
         pytest.param("one.patch\n", {"one": b"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n"
                                             b"@@ -0,0 +1 @@\n+/etc\n"}, "one.patch", 1, "symbolic link", id="symlink"),
+        pytest.param("one.patch\r\n", {"one": diff()}, "series", 1, "CRLF", id="crlf"),
+        pytest.param("one.patch\n", {"one": diff() + diff()}, "one.patch", 12, "twice", id="diff-twice"),
+        pytest.param("one.patch\n", {"one": indented(diff()) + diff()}, "one.patch", 3, "indented copy", id="indented-copy"),
+        pytest.param("one.patch\n", {"one": diff()[:-1]}, "one.patch", 9, "cut off", id="cut-off"),
+        pytest.param("ghost.patch\none.patch\n", {"one": b""}, "series", 1, "ghost", id="the-list-first"),
     ],
 )
 def test_refused_series(tmp_path, listing, patches, file, line, says):
@@ -99,89 +85,14 @@ def test_refused_series(tmp_path, listing, patches, file, line, says):
     assert (str(caught.value.file), caught.value.line) == (str(folder / file), line)
 
 
-# --- applying -------------------------------------------------------------------------------
+def test_a_left_over_beside_the_patches(tmp_path):
+    folder = write_series(tmp_path / "s", "one.patch\n", one=new_file("v1/x.py"))
+    (folder / "one.patch.orig").write_bytes(b"old")
+    with pytest.raises(SeriesError, match="one.patch.orig is a left-over"):
+        load_series(folder)
 
 
-def test_apply_leaves_only_the_change(package):
-    twin = package / "twin.py"
-    os.link(package / "v1/one.py", twin)
-    patch = PatchFile("one.patch", diff())
-    assert apply_patch(package, patch, position=3) == PatchRow("one.patch", patch.sha256, 3, 1, 0, 0, ("v1/one.py",))
-    assert "line ten\n" in (package / "v1/one.py").read_text()
-    assert twin.read_text() == ONE  # replaced, never written through the link
-    assert sorted(p.name for p in package.rglob("*") if p.is_file()) == ["one.py", "twin.py", "two.cpython-311.pyc", "two.py"]
-
-
-def test_offsets_are_counted_not_refused(package):
-    (package / "v1/one.py").write_text("new\nnew\n" + ONE)
-    row = apply_patch(package, PatchFile("one.patch", diff()))
-    assert (row.hunks, row.offset_hunks, row.max_offset) == (1, 1, 2)
-
-
-def test_cumulative(package):
-    """A patch may stand on a line that an earlier one made."""
-    apply_patch(package, PatchFile("one.patch", diff()))
-    row = apply_patch(package, PatchFile("two.patch", diff(old="line ten", new="line X")))
-    assert row.files == ("v1/one.py",)
-
-
-def test_new_and_deleted_files(package):
-    new = b"--- /dev/null\n+++ b/v1/new/three.py\n@@ -0,0 +1 @@\n+x = 1\n"
-    gone = b"--- a/v1/two.py\n+++ /dev/null\n@@ -1,20 +0,0 @@\n" + b"".join(b"-" + s for s in ONE.encode().splitlines(True))
-    assert apply_patch(package, PatchFile("new.patch", new)).files == ("v1/new/three.py",)
-    assert apply_patch(package, PatchFile("gone.patch", gone)).files == ("v1/two.py",)
-    assert (package / "v1/new/three.py").read_text() == "x = 1\n"
-    assert not (package / "v1/two.py").exists() and not (package / "v1/__pycache__/two.cpython-311.pyc").exists()
-
-
-def test_repository_rooted(package):
-    """a/vllm/… reaches the tree; the tests that come with it are put aside."""
-    both = diff("tests/v1/test_one.py") + diff("vllm/v1/one.py")
-    assert apply_patch(package, PatchFile("repo.patch", both)).files == ("v1/one.py",)
-    assert not (package / "tests").exists() and not (package.parent / "tests").exists()
-
-
-def _failing(package, case):
-    two = diff() + diff("v1/two.py", old="line eleven?")
-    cases = {
-        "hunk": (two, 14, r"hunk #1 of v1/two.py does not apply at fuzz 0 \(2 hunks in all\)"),
-        "needs-fuzz": (diff().replace(b" line 8\n", b" line eight\n"), 4, "hunk #1 of v1/one.py does not apply at fuzz 0"),
-        "missing": (diff() + diff("v1/ghost.py"), 12, "v1/ghost.py is not in this pin's package"),
-        "exists": (b"--- /dev/null\n+++ b/v1/two.py\n@@ -0,0 +1 @@\n+x\n", 3, "exists already"),
-        "twice": (diff() + diff(), 14, "its change is there already"),
-        "malformed": (diff().replace(b"@@ -8,5 +8,5 @@", b"@@ -8,6 +8,6 @@") + diff("v1/two.py"), 11, "malformed"),
-        "cut-off": (diff().replace(b"@@ -8,5 +8,5 @@", b"@@ -8,9 +8,9 @@"), None, "malformed .*unexpected end"),
-        "no-prefix": (diff("one.py", prefix=("", "")), 2, "no leading directory"),
-        "csrc": (diff("csrc/ops.cu"), 2, "needs-compile"),
-        "csrc-of-repository": (diff("vllm/v1/one.py") + diff("csrc/ops.cu"), 12, "needs-compile"),
-        "indented-copy": (b"".join(b"    " + s for s in diff("v1/two.py").splitlines(True)) + diff(), None, "2 hunks where"),
-    }
-    return cases[case]
-
-
-@pytest.mark.parametrize("case", ["hunk", "needs-fuzz", "missing", "exists", "twice", "malformed", "cut-off", "no-prefix",
-                                  "csrc", "csrc-of-repository", "indented-copy"])
-def test_refused_patch(package, case):
-    data, line, says = _failing(package, case)
-    patch = PatchFile("bad.patch", data, "patches")
-    with pytest.raises(SeriesError, match=says) as caught:
-        apply_patch(package, patch)
-    assert str(caught.value).startswith("patches/bad.patch:")
-    assert caught.value.line == line
-    assert not [p for p in package.rglob("*") if p.suffix in (".rej", ".orig")]
-
-
-@pytest.mark.parametrize("data", [
-    pytest.param(diff("tests/v1/test_one.py"), id="only-tests"),
-    pytest.param(diff(new="line 10"), id="same-line"),
-])
-def test_a_patch_that_changes_nothing_is_invalid(package, data):
-    with pytest.raises(SeriesError, match="no-change") as caught:
-        apply_patch(package, PatchFile("null.patch", data))
-    assert (caught.value.verdict, caught.value.reason) == (Verdict.INVALID, Reason.NO_CHANGE)
-
-
-def test_without_gnu_patch(package, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="GNU patch is not installed"):
-        apply_patch(package, PatchFile("one.patch", diff()))
+def test_what_is_cached_does_not_travel():
+    patch = PatchFile("a.patch", diff())
+    assert patch.fault is None and patch.files == ("v1/one.py",)
+    assert set(pickle.loads(pickle.dumps(patch)).__dict__) == {"name", "data", "directory"}

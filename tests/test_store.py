@@ -16,7 +16,8 @@ from pyarrow import fs as pafs
 
 from farm.dataset import Dataset
 from farm.errors import FarmError, UsageError
-from farm.records import Measurement, Outcome, Reason, Sample, Verdict, stamp, utc_now
+from farm.records import Measurement, Outcome, Reason, Sample, Verdict, utc_now
+from farm.schemas import stamp
 from farm.store import Store
 
 RUN = "r1"

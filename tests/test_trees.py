@@ -12,7 +12,7 @@ import pytest
 from fake_wheels import write_wheel
 
 from farm import pristine as pristines
-from farm.errors import EnvironmentBuildError, FarmError, InvalidMeasurement, SeriesError
+from farm.errors import EnvironmentBuildError, InvalidMeasurement, SeriesError
 from farm.records import Reason
 from farm.series import PatchFile
 from farm.trees import TreeStore, dist_version, identity
@@ -131,8 +131,8 @@ def test_a_write_through_a_tree_stops_every_build(store, pristine):
         store.build(pristine, [PATCH])
 
 
-def test_a_patch_program_that_writes_in_place_is_found_out(store, pristine, monkeypatch, tmp_path):
-    """Not GNU patch: one that writes through the link, and puts size and time back."""
+def test_a_patch_program_that_does_something_else_is_found_out(store, pristine, monkeypatch, tmp_path):
+    """Not GNU patch: one that writes in place what the patch does not say, and puts size and time back."""
     program = tmp_path / "bin/patch"
     program.parent.mkdir()
     program.write_text(f"#!{sys.executable}\nimport os, sys\nsys.stdin.read(); s = os.stat('v1/pool.py')\n"
@@ -141,8 +141,10 @@ def test_a_patch_program_that_writes_in_place_is_found_out(store, pristine, monk
                        "print('patching file v1/pool.py\\nHunk #1 succeeded at 2.')\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    with pytest.raises(FarmError, match="wrote into its pristine package: v1/pool.py"):
+    before = (pristine.package / "v1/pool.py").read_bytes()
+    with pytest.raises(SeriesError, match="what GNU patch made of v1/pool.py is not what the patch says"):
         store.build(pristine, [PATCH])
+    assert (pristine.package / "v1/pool.py").read_bytes() == before
 
 
 def test_a_patch_that_does_not_apply_leaves_nothing(store, pristine):

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from farm.bench import Needs
 from farm.errors import TreeFailure
-from farm.records import Outcome, Reason, Tagged, Verdict, stamp
+from farm.records import Outcome, Reason, Tagged, Verdict
+from farm.schemas import stamp
 from jobs.inside import replay_driver
 from jobs.replay import Bounds, Expect, Replay, Scenario
 

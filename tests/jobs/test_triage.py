@@ -27,8 +27,8 @@ class FakeBench:
 
 
 @pytest.mark.parametrize(("patches", "verdict", "reason", "says", "unproven"), [
-    pytest.param([patch("a.patch"), patch("b.patch", "offset")], Verdict.PASS, Reason.AS_EXPECTED, "a.patch clean; b.patch offset",
-                 0, id="stands"),
+    pytest.param([patch("a.patch"), patch("b.patch", "offset")], Verdict.PASS, Reason.AS_EXPECTED,
+                 "a.patch clean; b.patch offset", 0, id="stands"),
     pytest.param([], Verdict.PASS, Reason.AS_EXPECTED, "lists no patch", 0, id="empty"),
     pytest.param([patch("a.patch"), patch("b.patch", "rejected")], Verdict.FAIL, Reason.SERIES_BROKEN, "Rebase b.patch", 0,
                  id="rejected"),

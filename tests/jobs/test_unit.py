@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from farm.bench import Arm, Card, Suite, TestRun
 from farm.errors import InvalidMeasurement
 from farm.outcomes import covers
-from farm.records import Outcome, Reason, Tagged, TestRow, Verdict, stamp
+from farm.records import Outcome, Reason, Tagged, TestRow, Verdict
+from farm.schemas import stamp
 from jobs.unit import Failing, Unit
 
 A, B, C = "tests/x.py::test_a[1-3584]", "tests/x.py::test_b", "tests/y.py::TestC::test_c"

@@ -2,7 +2,8 @@
 
 from datetime import datetime, timedelta, timezone
 
-from farm.records import BootRow, Measurement, PatchRow, TestRow, stamp
+from farm.records import BootRow, Measurement, PatchRow, TestRow
+from farm.schemas import stamp
 
 RUN = "smoke-20260101T120000-abcd"
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
