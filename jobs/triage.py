@@ -41,8 +41,8 @@ def judge(patches: Sequence[PatchTriage]) -> Outcome:
            for p in patches if p.claim is not None and not p.traces])
     if broken:
         names = ", ".join(p.row.patch for p in broken)
-        step = (f"Rebase {names} onto this pin; or where the release carries the change, let a person confirm it in the patch's "
-                "header (Applied-Upstream: VERSION)")
+        step = (f"Rebase {names} onto this pin; or where the release carries the change, let a person confirm it in the "
+                "patch's header (Applied-Upstream: VERSION)")
         return Outcome(Verdict.FAIL, Reason.SERIES_BROKEN, f"{said}. {step}", unproven)
     return Outcome(Verdict.PASS, Reason.AS_EXPECTED, said, unproven)
 
