@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from farm import oracle
 from farm.bench import Arm, BootFacts, BootSlot, Prompt, Reply, balanced_order
 from farm.errors import InvalidMeasurement, RefusedConfig
-from farm.records import Measurement, Outcome, Reason, Verdict, stamp
+from farm.records import Measurement, Outcome, Reason, Verdict
+from farm.schemas import stamp
 from jobs.offload import Offload
 
 BLOCK, CHUNK = 416, 4
