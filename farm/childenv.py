@@ -30,14 +30,14 @@ _SECRET = re.compile(r"TOKEN(?!S|IZ)|SECRET|PASSW|API_?KEY|ACCESS_KEY|CREDENTIAL
 
 
 def child_environment(extra: Mapping[str, str], *, tree: Path, site: Path | None, caches: Path, card: Card,
-                      commands: Path | None = None,
+                      commands: Path | None = None, carried: Path | None = None,
                       base: Mapping[str, str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """The whole environment of a process in a tree, and the same for the record.
 
     Of `base` (this process's own unless given) only an allow-list passes: no RAY_ variable and no
     credential of ours.  `extra` (profile, arm, marks) wins over the defaults, but not over what
     ties the process to its tree, its caches and its card.  `commands` is a folder that comes first on
-    PATH.  The second mapping is redacted: secret-looking variables say `set`.
+    PATH, `carried` one that comes last on PYTHONPATH.  The second mapping is redacted: secret-looking variables say `set`.
     """
     base = os.environ if base is None else base
     environment = {name: base[name] for name in _INHERITED if name in base}
@@ -50,7 +50,7 @@ def child_environment(extra: Mapping[str, str], *, tree: Path, site: Path | None
                         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, card.cores))}
     environment |= {name: value for name, value in extra.items() if not name.startswith("RAY_")}
     environment |= {
-        "PYTHONPATH": os.pathsep.join(str(p) for p in (tree, site) if p is not None),
+        "PYTHONPATH": os.pathsep.join(str(p) for p in (tree, site, carried) if p is not None),
         "CUDA_VISIBLE_DEVICES": card.uuid if card.kind == "cuda" else "",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         **{name: str(caches / folder) for name, folder in CACHES.items()},

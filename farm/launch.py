@@ -18,7 +18,7 @@ from typing import Protocol
 
 import httpx
 
-from farm import attest, cmdline, ports
+from farm import attest, cmdline, ports, probing
 from farm.childenv import child_environment, redact_argv
 from farm.client import Address
 from farm.errors import FarmError, InvalidMeasurement, RequestFailed, ServerLost
@@ -92,7 +92,8 @@ class OnSocket:
         self.argv = (str(spec.python), "-m", "vllm.entrypoints.cli.main", "serve", str(spec.model), *spec.args,
                      "--served-model-name", MODEL_NAME, "--uds", str(path))
         self.environment: Mapping[str, str] = child_environment(
-            spec.env, tree=spec.tree, site=spec.site, caches=spec.caches, card=spec.card)[0]
+            {**spec.env, **_probe(spec)}, tree=spec.tree, site=spec.site, caches=spec.caches, card=spec.card,
+            carried=spec.carried)[0]
         self.cwd = folder / "cwd"  # first on the path of `python -m`: an empty one of ours
         self.cwd.mkdir()
         self._address = Address(socket=path)
@@ -124,8 +125,8 @@ class OnPort:
         self.cwd = launcher.directory
         commands = folder / "bin"
         self.environment: Mapping[str, str] = child_environment(
-            {**spec.env, **_told(spec, launcher, self.port)}, tree=spec.tree, site=spec.site, caches=spec.caches,
-            card=spec.card, commands=commands)[0]
+            {**spec.env, **_told(spec, launcher, self.port), **_probe(spec)}, tree=spec.tree, site=spec.site,
+            caches=spec.caches, card=spec.card, commands=commands, carried=spec.carried)[0]
         _write_commands(commands, spec.python, self.environment["PYTHONPATH"])
         self._spec, self._launcher = spec, launcher
 
@@ -175,6 +176,10 @@ class OnPort:
             return ""
         elsewhere = f", but on {', '.join(sorted(map(str, found)))}" if found else ""
         return f"; it does not listen on port {self.port}, which it was given in {self._launcher.port_env}{elsewhere}"
+
+
+def _probe(spec: ServerSpec) -> dict[str, str]:
+    return probing.variables(attest=spec.attest, probe=spec.probe)
 
 
 def _told(spec: ServerSpec, launcher: Launcher, port: int) -> dict[str, str]:

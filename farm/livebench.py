@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from farm import cards, childenv, lifeline, models, server, testrun
+from farm import cards, childenv, geometry, lifeline, models, probing, server, testrun
 from farm.bench import Arm, BootFacts, BootSlot, Card, PatchTriage, Prompt, Server, Suite, TestRun, balanced_order
 from farm.environment import Environment
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
@@ -128,7 +128,10 @@ class LiveBench:
             model=self._model and self._model.path, args=(*profile.args, *arm.args),
             env={**profile.served_env, **arm.env, **self._marks()},
             caches=self._workshop.root / "caches" / tree.id, log=log, card=self.card,
-            launcher=profile.launcher and profile.launcher.found(), expected=profile.expect.facts(arm.args),
+            launcher=profile.launcher and profile.launcher.found(),
+            expected=profile.expect.facts(arm.args, self._predicted_block((*profile.served_args, *arm.args))),
+            carried=probing.install(self._workshop.root), attest=log.with_suffix(".attest"),
+            probe=log.with_suffix(".probe") if slot.probe else None,
             stall_s=profile.stall_s, deadline_s=profile.boot_deadline_s,
         )
         began, facts, log_tail, torn_down_from = utc_now(), None, None, None
@@ -161,6 +164,16 @@ class LiveBench:
                         None if torn_down_from is None else (ended - torn_down_from).total_seconds()),
                 {"started_utc": booted_at, "ended_utc": ended, "arm": slot.arm, "boot": slot.boot, "pair": slot.pair,
                  "order": slot.order, **facts.conditions()}))
+
+    def _predicted_block(self, args: Sequence[str]) -> int | None:
+        """Tokens a block by the model's config and these serve arguments; None where it cannot be told."""
+        if self._model is None:
+            return None
+        data = json.loads((self._model.path / "config.json").read_text(encoding="utf-8"))
+        found = geometry.predict(data, geometry.serving(args), self.card.kind)
+        if found.block_size is None:
+            self.progress(f"block size not predicted: {found.reason}")
+        return found.block_size
 
     def order(self, arms: Sequence[str], boots: int) -> list[BootSlot]:
         return balanced_order(arms, boots)

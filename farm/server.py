@@ -98,6 +98,10 @@ class ServerProcess:
                               reason=Reason.CANARY_FAILED, log_tail=self.log_tail()) from error
         self._boot_s = time.monotonic() - self._begun
         attest.attest_tree(self.spec.tree, self._child.processes(), self._start.advice)
+        if self.spec.attest is not None:
+            probing.check_attested(probing.attested(self.spec.attest), self.spec.tree)
+        if self._reader is not None:
+            self._reader.check()
         self._served = self._start.proved(self._child.pid, self._child.processes)
         self._refuse_silence()
         self.spec.expected.check(self.facts)

@@ -72,6 +72,8 @@ class ServerSpec:
     site: Path | None = None
     launcher: Launcher | None = None
     expected: ExpectedFacts = ExpectedFacts()
+    carried: Path | None = None  # the probe's directory, on its path (farm.probing.install)
+    attest: Path | None = None  # where its processes say which vLLM they loaded; None: they are not asked
     probe: Path | None = None  # where the probe in the engine writes; None: booted without it
     stall_s: float = 240.0  # no new byte in the log for so long: stopped
     deadline_s: float = 900.0  # of the whole boot, canary included

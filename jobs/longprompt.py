@@ -102,9 +102,10 @@ class Seen:
     def worst_short_s(self) -> float | None:
         return max((short.reply.ttft_s for short in self.shorts), default=None)
 
-    def judged(self) -> dict[str, float]:
-        """One value a metric that a rule may name."""
-        found = {"kv_peak": self.peak.peak, "ttft": self.reply.ttft_s, "short_ttft_max": self.worst_short_s}
+    def values(self) -> dict[str, float]:
+        """One value a metric: those that a rule may name, and the exact peak where there is one."""
+        found = {"kv_peak": self.peak.peak, "ttft": self.reply.ttft_s, "short_ttft_max": self.worst_short_s,
+                 "kv_peak_exact": self.probe and self.probe.peak}
         return {metric: value for metric, value in found.items() if value is not None}
 
     def measurements(self, request: Request) -> Iterator[Measurement]:

@@ -137,7 +137,7 @@ class Prefill:
                     seen = self._measure(slot, server, work)
                     yield from self._rows(slot, server, work, seen)
                     self._check(slot, work, seen, cached)
-                    for metric, value in seen.judged().items():
+                    for metric, value in seen.values().items():
                         (watched if slot.probe else values)[metric, work.request][slot.arm].append(value)
         yield self._judge(arms, values, watched)
 
@@ -223,6 +223,7 @@ class Prefill:
         if self.concurrent is not None:
             yield f"nothing was measured without short requests (up to {self.concurrent.count}) beside it"
         yield from _disagreements(values, watched)
+        yield from _unseen(watched)
 
 
 def _values() -> Values:
@@ -254,6 +255,8 @@ def _disagreements(values: Values, watched: Values) -> Iterator[str]:
     """Where a metric of the probe's boots strays from the other boots' by more than those differ among themselves."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (metric, request), by_arm in watched.items():
+        if (metric, request) not in values:
+            continue  # the exact peak, which no other boot knows
         noise = noise_floor(list(values[metric, request].values()))
         for arm, seen in by_arm.items():
             mean = math.fsum(values[metric, request][arm]) / len(values[metric, request][arm])
@@ -263,3 +266,14 @@ def _disagreements(values: Values, watched: Values) -> Iterator[str]:
                 found[metric, arm].append(f"{number(farthest)} against {number(mean)} at {request} (noise {known})")
     for (metric, arm), cases in found.items():
         yield f"{metric} of {arm} with the probe is not as without it: {'; '.join(cases)}"
+
+
+def _unseen(watched: Values) -> Iterator[str]:
+    """Where the gauge showed less than the engine held: it is read between steps, and a step that ends a request is never
+    shown."""
+    cases = [f"{number(gauge)} of {number(exact)} on {arm} at {request}"
+             for (metric, request), by_arm in watched.items() if metric == "kv_peak_exact"
+             for arm, peaks in by_arm.items()
+             for gauge, exact in zip(watched["kv_peak", request][arm], peaks, strict=True) if gauge < exact - 1e-9]
+    if cases:
+        yield f"kv_peak is what the gauge showed; the engine held more: {'; '.join(cases)}"

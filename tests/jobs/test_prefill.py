@@ -382,11 +382,17 @@ def test_where_the_probe_disagrees_it_is_said(bench, options, says):
     assert any(says in line for line in last.unproven), last.unproven
 
 
+def test_where_the_gauge_showed_less_than_the_engine_held_it_is_said():
+    _, last = outcome(FakeBench(peaks={"patched": 0.75}), boots=2, probe_boots=1)
+    assert last.unproven[-1] == ("kv_peak is what the gauge showed; the engine held more: 0.075 of 0.1 on patched at 1000 "
+                                 "tokens; 0.3 of 0.4 on patched at 4000 tokens")
+
+
 def test_a_difference_within_the_noise_is_not_said():
     bench = FakeBench(probe_peak=1.05)
     bench.peak = lambda slot, tokens: (0.9, 1.1, 1.05)[slot.boot] * tokens / 10_000
     _, last = outcome(bench, boots=2, probe_boots=1)
-    assert not any("probe" in line for line in last.unproven), last.unproven
+    assert not any("probe" in line or "engine" in line for line in last.unproven), last.unproven
 
 
 @pytest.mark.parametrize(

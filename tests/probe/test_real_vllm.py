@@ -104,7 +104,7 @@ def test_a_server_attests_and_its_probe_sees_what_its_gauge_shows(tmp_path, real
         python=pin.python, tree=pin.baseline.root, model=models.write_model("qwen3next-cpu", tmp_path / "m").path,
         args=tuple(profile["args"]), caches=tmp_path / "caches", log=tmp_path / "boot.log",
         env={**{k: str(v) for k, v in profile["env"].items()}, **probing.variables(attest=attest, probe=reader.path)},
-        card=Card("cpu-0", "CPU slot 0", "cpu", "h", cores=(min(os.sched_getaffinity(0)),)), site=probing.install(tmp_path))
+        card=Card("cpu-0", "CPU slot 0", "cpu", "h", cores=(min(os.sched_getaffinity(0)),)), carried=probing.install(tmp_path))
     windows = []
     with server.boot(spec, lambda text: None) as running:
         loaded = [pid for pid in running._child.processes()
