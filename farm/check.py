@@ -84,10 +84,17 @@ class _Replay:
     overlay: dict[str, bytes | None] = field(default_factory=dict)
 
     def all(self, patches: Sequence[PatchFile]) -> tuple[PatchResult, ...]:
-        """Apply all of them, then look at the code: a later patch may register a knob or bring a module for an earlier one."""
-        applied = [self._apply(patch) for patch in patches]
-        return tuple(PatchResult(patch.name, patch.sha256, found, self._findings(before, after))
-                     for patch, (found, before, after) in zip(patches, applied, strict=True))
+        """Apply all of them, then look at the code.
+
+        A fault is one where it stands both in the tree as it was after that patch and in the whole series': a later patch
+        may register a knob or bring a module for an earlier one, and may rename what an earlier one uses, with its users.
+        """
+        applied = []
+        for patch in patches:
+            step = self._apply(patch)
+            applied.append((patch, *step, dict(self.overlay)))
+        return tuple(PatchResult(patch.name, patch.sha256, found, self._findings(before, after, overlay))
+                     for patch, found, before, after, overlay in applied)
 
     def _apply(self, patch: PatchFile) -> tuple[Application, _Contents, _Contents]:
         """How it went, and the changed files before and after."""
@@ -102,10 +109,20 @@ class _Replay:
             return found, {}, {}
         after = {name: _content(self.scratch / name) for name in found.files}
         self.overlay.update(after)
+        if left := patch.hunks - found.hunks:
+            were = "hunk outside of the vllm package was" if left == 1 else "hunks outside of the vllm package were"
+            note = f"{left} {were} not judged"
+            found = dataclasses.replace(found, detail="; ".join(filter(None, [found.detail, note])))
         return found, {name: before[name] for name in found.files}, after
 
-    def _findings(self, before: _Contents, after: _Contents) -> tuple[Finding, ...]:
-        return code_findings(before, after, self.package, self.overlay, self.cache) if after else ()
+    def _findings(self, before: _Contents, after: _Contents, overlay: _Contents) -> tuple[Finding, ...]:
+        if not after:
+            return ()
+        found = code_findings(before, after, self.package, self.overlay, self.cache)
+        if not found or overlay == self.overlay:
+            return found
+        then = {(f.kind, f.file, f.name) for f in code_findings(before, after, self.package, overlay, self.cache)}
+        return tuple(f for f in found if (f.kind, f.file, f.name) in then)
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

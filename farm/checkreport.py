@@ -28,9 +28,11 @@ def to_json(report: CheckReport) -> dict[str, Any]:
 
 def _patch(result: PatchResult) -> dict[str, Any]:
     found = result.application
+    faults = (f"{f.kind.value}: {f.detail}" for f in result.findings)
     return {
         "name": result.name, "status": found.status.value, "hunks": found.hunks, "offsets": list(found.offsets),
-        "detail": found.detail, "line": found.line, "files": list(found.files), "already": found.already, "ok": result.ok,
+        "detail": "; ".join(filter(None, [found.detail, *faults])), "line": found.line, "files": list(found.files),
+        "already": found.already, "ok": result.ok,
         "rejected": [{"file": r.file, "hunk": r.hunk, "line": r.line, "wanted": list(r.wanted), "stands": list(r.stands),
                       "at": r.at, "already": r.already} for r in found.rejected],
         "findings": [{"kind": f.kind.value, "file": f.file, "line": f.line, "name": f.name, "detail": f.detail}
@@ -57,7 +59,8 @@ def render(report: CheckReport, console: Console) -> None:
 
 def summary(report: CheckReport) -> str:
     """How it ends, in words: how many patches of which status, and what the list has."""
-    counts = Counter(result.application.status.value for result in report.patches)
+    counts = Counter(result.application.status.value + (", with faults in its code" if result.findings else "")
+                     for result in report.patches)
     words = [f"{number} {status}" for status, number in counts.items()]
     if faults := sum(len(result.findings) for result in report.patches):
         words.append(f"{faults} {'fault' if faults == 1 else 'faults'} in patched code")
@@ -77,7 +80,8 @@ def _headline(result: PatchResult, width: int) -> Text:
     files = f", {len(found.files)} file{'' if len(found.files) == 1 else 's'}" if found.files else ""
     line = Text(f"{printable(result.name):<{width}}  ")
     line.append(f"{found.status.value:<14}", style="green" if result.ok else "red")
-    return line.append(f"  {hunks}{files}" if found.status.good else "")
+    faults = f", {len(result.findings)} in its code to mend" if result.findings else ""
+    return line.append(f"  {hunks}{files}{faults}" if found.status.good else "")
 
 
 def _below(report: CheckReport, result: PatchResult) -> Iterator[Text]:

@@ -31,6 +31,9 @@ SYSTEM_VARIABLES = frozenset({
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_INTERPRET",
     "HF_HOME", "HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
 })
+# Of libraries and launchers, named by their prefix: vLLM's registry is not the place for them.
+SYSTEM_PREFIXES = ("NCCL_", "GLOO_", "SLURM_", "KUBERNETES_", "NVIDIA_", "CUDA_", "RAY_", "TORCH_", "PYTORCH_", "HF_", "OMP_",
+                   "MKL_", "TOKENIZERS_", "TRITON_", "FLASHINFER_", "HIP_", "ROCM_", "UCX_", "NVSHMEM_", "PYTHON", "LD_")
 MOST = 100  # faults of one sort that one file is told: it is broken enough by then
 
 
@@ -257,11 +260,16 @@ def _words(path: str) -> tuple[str, ...]:
 # --- knobs -----------------------------------------------------------------------------------
 
 
+def _of_others(name: str) -> bool:
+    """Whether the variable is the system's or a library's, which vLLM's registry need not know."""
+    return name in SYSTEM_VARIABLES or name.startswith(SYSTEM_PREFIXES)
+
+
 def _unregistered(patch: _Patch) -> Iterator[Finding]:
     for path, facts in patch.readable():
         old = {read.name for _, was in patch.old_facts(path) for read in was.reads}
         reads = {read.name: read for read in sorted(facts.reads, key=lambda r: -r.line)
-                 if read.name not in SYSTEM_VARIABLES and (read.name not in old or ENVS_FILE in patch.touched)}
+                 if not _of_others(read.name) and (read.name not in old or ENVS_FILE in patch.touched)}
         registered = registered_knobs(patch.new) if reads else None
         if registered is None:
             continue

@@ -6,6 +6,9 @@ Each prints for a reader, or one JSON object; what is fetched meanwhile is told 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +48,7 @@ def check_command(
     """
     from farm import check
 
+    _heed_signals()
     package = None
     if pin is not None and source is not None:
         raise UsageError("--pin and --source both say which tree judges; give one of them")
@@ -52,11 +56,11 @@ def check_command(
         package = _resolve(pin).package
     elif source is not None:
         package = _package(source)
-    report = check.check(directory, package, default_cache())
+    report = check.check(directory, package, _cache())
     if as_json:
         _print_json(check.to_json(report))
     else:
-        check.render(report, Console(soft_wrap=True))
+        check.render(report, _Steadfast(soft_wrap=True))
     raise typer.Exit(report.exit_code)
 
 
@@ -78,16 +82,17 @@ def merge_check_command(
     """
     from farm import mergecheck, mergereport
 
+    _heed_signals()
     if pin and source is not None:
         raise UsageError("--pin and --source both say which tree judges; give one of them")
     trees = [_resolve(word) for word in pin or ()]
     alone = None if source is None else _package(source)
-    report = mergecheck.merge_check(base, refs, default_cache(), repo=repo, series=series,
+    report = mergecheck.merge_check(base, refs, _cache(), repo=repo, series=series,
                                     package_for=lambda directory: _judge_of(directory, trees) or alone, say=_say)
     if as_json:
         _print_json(mergereport.to_json(report))
     else:
-        mergereport.render(report, Console(soft_wrap=True))
+        mergereport.render(report, _Steadfast(soft_wrap=True))
     raise typer.Exit(report.exit_code)
 
 
@@ -105,6 +110,7 @@ def triage_command(
     from farm import triage
     from farm.report import triage as report
 
+    _heed_signals()
     if as_json and as_markdown:
         raise UsageError("--json and --markdown: choose one")
     if not directory.is_dir():
@@ -113,9 +119,9 @@ def triage_command(
     if as_json:
         _print_json(triage.to_json(table))
     elif as_markdown:
-        print(report.markdown(table))
+        _print(report.markdown(table))
     else:
-        report.render(table, Console(soft_wrap=True))
+        report.render(table, _Steadfast(soft_wrap=True))
     raise typer.Exit(table.exit_code)
 
 
@@ -125,7 +131,35 @@ def triage_command(
 def _resolve(word: str) -> Source:
     from farm.sources import resolve
 
-    return resolve(word, default_cache(), _say)
+    return resolve(word, _cache(), _say)
+
+
+def _cache() -> Path:
+    """The farm's cache, there to be written.  Raises UsageError."""
+    cache = default_cache()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the cache folder {cache} cannot be made ({error.strerror}); set FARM_CACHE to another") from error
+    return cache
+
+
+def _heed_signals() -> None:
+    """A TERM or HUP (of a cancelled CI job) ends a verb as Ctrl-C does: what it wrote aside is taken away."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+class _Steadfast(Console):
+    """A console whose reader may go (`| head`): the exit code still says how it ended."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _package(source: Path) -> Path:
@@ -139,7 +173,7 @@ def _judge_of(directory: PurePosixPath, trees: Sequence[Source]) -> Path | None:
     """The package that judges a series directory: of the release that it is named by, else the newest."""
     from packaging.version import Version
 
-    named = [t for t in trees if t.version == directory.name]
+    named = [t for t in trees if t.version == directory.name]  # both as releases are written, with three numbers
     newest = sorted(trees, key=lambda t: Version(t.version))[-1:]
     return next((t.package for t in (*named, *newest)), None)
 
@@ -167,4 +201,12 @@ def _say(line: str) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=True))
+    _print(json.dumps(value, indent=1, ensure_ascii=True))
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -38,7 +38,7 @@ def resolve(word: str, cache: Path, progress: Progress) -> Source:
         pin = Pin.from_config(word, pinfile.read(file), file)
         return Source(word, pin.version, store.pristine(pin, progress).package)
     try:
-        version = str(Version(word))
+        version = _release(Version(word))
     except InvalidVersion:
         known = sorted(pinfile.names(roots, "pins"))
         near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
@@ -47,3 +47,11 @@ def resolve(word: str, cache: Path, progress: Progress) -> Source:
                          "e.g. 0.33.0") from None
     asking = Pin(version, version, "cpu", python=sys.executable)
     return Source(word, version, store.source(version, asking, progress))
+
+
+def _release(version: Version) -> str:
+    """As vLLM writes its releases, with three numbers: `0.28` is 0.28.0, and the series of 0.28.0 serves it."""
+    missing = max(0, 3 - len(version.release))
+    if not missing or version.is_prerelease or version.is_postrelease or version.local:
+        return str(version)
+    return ".".join([*map(str, version.release), *["0"] * missing])

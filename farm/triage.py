@@ -238,7 +238,9 @@ class _Field:
             if not tried.applies and self._reverses(at, tried, tried.rooted):
                 found.append(Evidence(Proof.REVERSES, True,
                                       f"GNU patch takes it out of {self.pins[at].version} as it is, every hunk at fuzz 0"))
-            found.append(self._definitions(at, tried, base, hunks))
+            defined = self._definitions(at, tried, base, hunks)
+            untouched = any(h.likeness and h.likeness.word is Word.STANDS and h.likeness.removed for h in hunks)
+            found.append(defined and replace(defined, enough=defined.enough and not untouched))  # else a name's coincidence
             if len(hunks) == tried.rooted.hunks:
                 sure = all(h.mapped or text.file is None or text.becomes is None
                            for text, h in zip(tried.hunks, hunks, strict=True))

@@ -167,7 +167,7 @@ def test_to_json(tmp_path, package, monkeypatch):
         "directory": str(tmp_path / "s"), "tree": str(package), "version": "0.29.0", "exit_code": 2}
     one, two = found["patches"]
     assert (one["name"], one["status"], one["hunks"], one["offsets"], one["detail"], one["files"]) == (
-        "1.patch", "clean", 1, [], "", ["v1/one.py"])
+        "1.patch", "clean", 1, [], "undefined-name: ten is not defined", ["v1/one.py"])
     assert one["findings"] == [{"kind": "undefined-name", "file": "v1/one.py", "line": 10, "name": "ten",
                                 "detail": "ten is not defined"}] and not one["ok"]
     assert (two["status"], two["line"]) == ("rejected", 3)
@@ -182,15 +182,15 @@ def test_render(tmp_path, package, monkeypatch):
     text = io.StringIO()
     render(check(folder, package, tmp_path), Console(file=text, width=60))
     lines = text.getvalue().splitlines()
-    assert lines[0].split() == ["1.patch", "clean", "1", "hunk,", "1", "file"]
+    assert lines[0].split() == ["1.patch", "clean", "1", "hunk,", "1", "file,", "1", "in", "its", "code", "to", "mend"]
     assert lines[1] == "    v1/one.py:10: undefined-name: ten is not defined"
     assert lines[2].split() == ["2.patch", "rejected"]
     assert lines[3].startswith(f"    {folder}/2.patch:3: hunk #1 of v1/two.py does not apply")
     assert "      | line [10]" in lines and "    and from line 8 on there stands:" in lines and "      | line 10" in lines
     assert any(line.startswith(f"{folder}/series:3: missing: ghost.patch") for line in lines)
     assert any(line.startswith(f"{folder}/series:1: trailing-comment:") and line.endswith("(a note)") for line in lines)
-    assert lines[-1] == (f"{folder} on {package} (vLLM 0.29.0): 1 clean, 1 rejected, 1 fault in patched code, "
-                         "1 problem of the list")
+    assert lines[-1] == (f"{folder} on {package} (vLLM 0.29.0): 1 clean, with faults in its code, 1 rejected, "
+                         "1 fault in patched code, 1 problem of the list")
 
 
 def test_nothing_of_a_patch_or_a_file_drives_the_terminal(tmp_path, package, asked):
@@ -215,3 +215,23 @@ def test_versions(tmp_path):
     assert version_of(package) == "0.31.0+cpu"
     (package / "_version.py").write_text("version = '0.28.0'\n")
     assert version_of(package) == "0.28.0"
+
+
+def test_a_fault_is_one_where_it_stands_then_and_at_the_end(tmp_path, package, monkeypatch):
+    """What a later patch mends or renames, with its users, is no fault of an earlier one."""
+    def found(before, after, package, overlay, cache):
+        gone_later = [Finding(Kind.UNRESOLVED_IMPORT, "v1/one.py", 1, "late", "")] if b"line X" in overlay["v1/one.py"] else []
+        not_yet = [Finding(Kind.UNREGISTERED_KNOB, "v1/one.py", 1, "VLLM_K", "")] if b"line ten" in overlay["v1/one.py"] else []
+        return (*gone_later, *not_yet, FAULT)
+
+    monkeypatch.setattr("farm.check.code_findings", found)
+    report = check(series(tmp_path / "s", TEN, ON_TEN), package, tmp_path)
+    assert report.patches[0].findings == (FAULT,)
+    assert [f.name for f in report.patches[1].findings] == ["late", "ten"]
+
+
+def test_parts_outside_of_the_package_are_said(tmp_path, package, asked):
+    both = diff("vllm/v1/one.py", new="line ten") + diff("tests/v1/test_one.py")
+    report = check(series(tmp_path / "s", both), package, tmp_path)
+    assert statuses(report) == [CLEAN]
+    assert report.patches[0].application.detail == "1 hunk outside of the vllm package was not judged"
