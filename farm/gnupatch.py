@@ -94,9 +94,10 @@ def run_patch(directory: Path, data: bytes, *, strip: int, how: Sequence[str] = 
     """
     command = ["patch", f"-p{strip}", "--unified", *how, "--no-backup-if-mismatch",
                "--reject-file=-", "--quoting-style=literal", "--verbose"]
+    environment = {**_environment(), "TMPDIR": str(directory.absolute())}  # where its temporary files go with the copies
     try:
         # A session of its own has no terminal: patch would open /dev/tty to ask for a missing file's name.
-        done = subprocess.run(command, input=data, cwd=directory, env=_environment(), stdout=subprocess.PIPE,
+        done = subprocess.run(command, input=data, cwd=directory, env=environment, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=DEADLINE_S, start_new_session=True)
     except FileNotFoundError:
         require_gnu_patch()
