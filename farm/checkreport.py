@@ -14,6 +14,8 @@ from farm.findings import CheckReport, ListProblem, PatchResult, Rejected
 
 MOST_LINES = 8  # of a rejected hunk's and of the tree's text on a terminal; the object has all
 MOST_HUNKS = 6
+MOST_PROBLEMS = 200
+LONGEST_LINE = 2000  # characters; the object has all
 
 
 def to_json(report: CheckReport) -> dict[str, Any]:
@@ -48,8 +50,10 @@ def render(report: CheckReport, console: Console) -> None:
         _print(console, _headline(result, width))
         for line in _below(report, result):
             _print(console, line)
-    for problem in report.problems:
+    for problem in report.problems[:MOST_PROBLEMS]:
         _print(console, _problem(report, problem))
+    if len(report.problems) > MOST_PROBLEMS:
+        _print(console, Text(f"and {len(report.problems) - MOST_PROBLEMS} more problems of the list; --json has them all"))
     where = "no tree, by its list and text alone"
     if report.tree is not None:
         where = f"{report.tree} (vLLM {report.version or 'of an unknown version'})"
@@ -71,6 +75,8 @@ def summary(report: CheckReport) -> str:
 
 
 def _print(console: Console, line: Text) -> None:
+    if len(line) > LONGEST_LINE:  # rich measures every character, seconds for a megabyte
+        line = Text(f"{line.plain[:LONGEST_LINE]} …", style=line.style)
     console.print(line, soft_wrap=True, highlight=False)
 
 

@@ -200,7 +200,7 @@ def _name(written: bytes) -> str:
 def _unquoted(inside: bytes) -> str:
     """A name that git or diff quoted as C does."""
     def byte(match: re.Match[bytes]) -> bytes:
-        return bytes([int(match[1], 8) & 0xFF]) if match[1].isdigit() else _ESCAPES.get(match[1], match[1])
+        return bytes([int(match[1], 8) & 0xFF]) if match[1][:1] in b"01234567" else _ESCAPES.get(match[1], match[1])
 
     return _text(_ESCAPED.sub(byte, inside))
 

@@ -48,3 +48,9 @@ def test_only_a_hunk_below_a_name_is_live():
     quoted = PatchFile("1", indented(hunk()) + diff())
     assert quoted.fault is None
     assert PatchFile("2", indented(headers()[:16] + hunk(new="X")) + diff()).fault.status is Status.MALFORMED
+
+
+@pytest.mark.parametrize("name", [rb'"a/v1/\\99.py"', rb'"a/v1/\\9.py"'])
+def test_a_backslash_before_a_digit_that_is_no_octal(name):
+    """git would take the digit as it stands; a fuzzer met a ValueError here."""
+    assert PatchFile("x", b"--- " + name + b"\n+++ " + name + b"\n@@ -1 +1 @@\n-a\n+b\n").fault is None
