@@ -13,6 +13,7 @@ from farm.diffhead import ANY_HUNK, REWRITE, Head, PatchSyntaxError
 from farm.findings import Status
 
 HUNK = re.compile(rb"@@ -(\d{1,10})(?:,(\d{1,10}))? \+(\d{1,10})(?:,(\d{1,10}))? @@")
+FARTHEST = 10_000_000  # lines: GNU patch goes over as many, one by one, where a hunk says so
 _SIGNATURE = re.compile(rb"-- ?\r?$")  # of a mail, after the last hunk
 _PROSE = re.compile(rb" |- \S")  # what may stand below an empty line after the last hunk: words, a list
 
@@ -86,6 +87,9 @@ def _hunk(lines: list[bytes], at: int) -> tuple[Hunk, int]:
     old, new = _span(match[1], match[2]), _span(match[3], match[4])
     if old[1] == new[1] == 0 or (old[1] and not old[0]) or (new[1] and not new[0]):
         raise PatchSyntaxError(f"this hunk header counts no lines, or counts them from line 0. {REWRITE}", header)
+    if max(old[0], new[0]) > FARTHEST:
+        raise PatchSyntaxError(f"this hunk says that it stands at line {max(old[0], new[0])}: no source has so many, and GNU "
+                               f"patch would count up to it. {REWRITE}", header)
     left_old, left_new, begin, at = old[1], new[1], at + 1, at + 1
     while at < len(lines) and (left_old > 0 or left_new > 0):
         kind = lines[at][:1]

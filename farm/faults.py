@@ -21,7 +21,7 @@ _NAMES = (b"--- ", b"+++ ", b"*** ", b"Index:", b"diff --git ")
 _MODE = re.compile(rb"(?:old|new|new file|deleted file) mode \d{6}\s*$")
 _MOVES = ((b"rename from ", b"rename to "), (b"copy from ", b"copy to "))
 _STARS = b"*" * 15
-_NORMAL = re.compile(rb"\d+(?:,\d+)?[acd]\d+(?:,\d+)?\s*$")
+_NORMAL = re.compile(rb"\d[\d,]*[acd][\d,]*(?P<ends>[ \t]*\r?$)?")
 _ED = re.compile(rb"\d+(?:,\d+)?[acds]\s*$")
 
 
@@ -103,7 +103,7 @@ def _hidden(lines: Sequence[bytes], sections: Sequence[FilePatch]) -> Fault | No
 
 def _live(lines: Sequence[bytes], begin: int, end: int, sections: Sequence[FilePatch]) -> Fault | None:
     """Lines [begin, end) are words: is there one among them at which GNU patch would begin to patch?"""
-    named, command, before = False, 0, b""
+    named, command, normal, before = False, 0, False, b""
     for at in range(begin, end):
         line = lines[at]
         if line[:1] in _INDENTS:
@@ -118,11 +118,13 @@ def _live(lines: Sequence[bytes], begin: int, end: int, sections: Sequence[FileP
                          "GNU patch would lose it, or act on it unseen. Write the patch anew with git diff, or quote it with "
                          "`> `", at + 1)
         other = (("a context diff", at) if before.startswith(_STARS) and line.startswith(b"*** ") else
-                 ("a normal diff", at) if _NORMAL.match(before) and line.startswith((b"< ", b"> ")) else
+                 ("a normal diff", at) if normal and line.startswith((b"< ", b"> ")) and (named or _NORMAL.match(before)) else
                  ("an ed script", command) if command and line.rstrip() == b"." else None)
         if other:
             return Fault(Status.MALFORMED, f"GNU patch would take this for {other[0]} and apply it too, unseen by any check "
                          "here; a patch holds unified diffs alone", other[1])
+        if match := _NORMAL.match(line):
+            normal = match["ends"] is not None
         if _ED.match(line) and not command:
             command = at + 1
         named = named or line.startswith(_NAMES)

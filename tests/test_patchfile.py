@@ -54,3 +54,13 @@ def test_only_a_hunk_below_a_name_is_live():
 def test_a_backslash_before_a_digit_that_is_no_octal(name):
     """git would take the digit as it stands; a fuzzer met a ValueError here."""
     assert PatchFile("x", b"--- " + name + b"\n+++ " + name + b"\n@@ -1 +1 @@\n-a\n+b\n").fault is None
+
+
+@pytest.mark.parametrize("data", [
+    pytest.param(headers() + b"@@ -4294967296,0 +4294967297 @@\n+x\n", id="old"),
+    pytest.param(headers() + b"@@ -2147483647,0 +1,3 @@\n+a\n+b\n+c\n", id="far"),
+    pytest.param(b"1,3c1\n+++ words\n> quoted\n" + diff(), id="a-normal-diff-to-the-plain-command"),
+])
+def test_what_gnu_patch_would_count_up_to_or_read_otherwise(data):
+    """A fuzzer's: eight seconds of GNU patch, and a patch that the plain command refuses."""
+    assert PatchFile("x", data).fault.status is Status.MALFORMED

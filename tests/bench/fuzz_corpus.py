@@ -240,6 +240,8 @@ def _patches(files: dict[str, bytes]) -> dict[str, bytes]:
         "json": diff("data/config.json", files["data/config.json"], files["data/config.json"].replace(b"\": 9,", b"\": 99,")),
         "kernel": diff(KERNEL, files[KERNEL], files[KERNEL].replace(b"k9()", b"k9(int)")),
         "fill-empty": diff(EMPTY, b"", new, "index e69de29..0123456 100644"),
+        "no-context": diff("utils/math_utils.py", files["utils/math_utils.py"], files["utils/math_utils.py"].replace(
+            b"        return value\n", b"        value += 1\n        return value\n"), context=0),
         "STACK-on-plain": diff(SCHED, one, one.replace(b"value - 22\n", b"value - 222\n")),
         "STACK-wide-on-plain": diff(SCHED, sched, many),
     }

@@ -64,7 +64,7 @@ def main() -> int:
 
 @dataclass
 class Lane:
-    """One worker: what it has still to do, and since when it is at which input."""
+    """One worker: what it has still to do, the input that it is at first, and since when it is at that."""
 
     numbers: range
     folder: Path
@@ -72,7 +72,8 @@ class Lane:
     pipe: Connection | None = None
     at: int | None = None
     since: float = 0.0
-    cpu_s: float = 0.0  # that the worker had used by then
+    begun: bool = False
+    cpu_s: float = 0.0  # that the worker and its children had used by then
     done: bool = False
 
 
@@ -124,12 +125,13 @@ class Run:
         lane.process = context.Process(target=work, args=(task, theirs))
         lane.process.start()
         theirs.close()
-        lane.at = None
+        lane.at, lane.begun = None, False
 
     def _restart(self, lane: Lane) -> None:
-        lane.numbers = lane.numbers[lane.numbers.index(lane.at) + 1:] if lane.at is not None else range(0)
+        if lane.at is not None:
+            lane.numbers = lane.numbers[1:]
         shutil.rmtree(lane.folder)
-        if lane.numbers:
+        if lane.numbers and lane.begun:  # one that never comes to its first input would not do so another time
             self._start(lane)
         else:
             lane.done = True
@@ -146,13 +148,13 @@ class Run:
                 self._restart(lane)
             return
         if what == "begin":
-            (lane.at, lane.cpu_s), lane.since = value, time.monotonic()
+            (lane.at, lane.cpu_s), lane.since, lane.begun = value, time.monotonic(), True
         elif what == "package":
             self.packages[value] += 1
         elif what == "peak":
-            lane.at = None
             self.peaks.append(value)
         else:
+            lane.at, lane.numbers = None, lane.numbers[1:]
             self.outcomes.append(value)
             for sort, words in value.faults:
                 self._fault(value.number, sort, words)
@@ -208,7 +210,8 @@ class Run:
             print(f"most memory: worker {worker:.0f} MiB, a child {child:.0f} MiB")
         _table("faults", (sort for _, sort, _ in self.faults), [])
         for number, sort, words in self.faults[:20]:
-            print(f"  #{number} {sort}: {words.strip().splitlines()[-1][:300]}")
+            lines = words.strip().splitlines()
+            print(f"  #{number} {sort}: {lines[-1 if lines[0].startswith('Traceback') else 0][:300]}")
         print(f"failing inputs are kept in {self.kept}" if self.kept else "no input failed" if self.faults else "no fault")
 
 
@@ -221,13 +224,13 @@ def _table(title: str, words: Iterable[str], order: list[str]) -> None:
 def _stop(lane: Lane) -> str:
     """Kill a worker with all that it started; what used its time."""
     worker = psutil.Process(lane.process.pid)
-    used = sum(worker.cpu_times()[:2]) - lane.cpu_s
+    used = sum(worker.cpu_times()[:4]) - lane.cpu_s  # its own and that of children which have ended
     children = worker.children(recursive=True)
     ran = [f"{' '.join(child.cmdline())[:200]} ({sum(child.cpu_times()[:2]):.1f} s of CPU)" for child in children]
     for one in (worker, *children):
         one.kill()
     lane.process.join()
-    return f"the check, its printing and its comparison used {used:.1f} s of CPU, and it ran: {'; '.join(ran) or 'no program'}"
+    return f"check, printing and comparison had used {used:.1f} s of CPU, and then ran: {'; '.join(ran) or 'no program'}"
 
 
 if __name__ == "__main__":

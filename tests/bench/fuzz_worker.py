@@ -33,8 +33,9 @@ from farm.findings import CheckReport, Status
 from farm.listing import read_listing
 
 PLAIN = ("patch", "-p1", "--fuzz", "0", "--forward", "--no-backup-if-mismatch")
-# Names that are rooted at vLLM's repository, by the text alone: what the plain loop decides by.
-_REPOSITORY = re.compile(rb'^(?:---|\+\+\+|diff --git) "?[^/\s]+/vllm/', re.MULTILINE)
+# A diff's own names that are rooted at vLLM's repository, by the text alone: what the plain loop decides by.
+_REPOSITORY = re.compile(rb'^(?:diff --git "?[^/\s]+/vllm/|\+\+\+ "?[^/\s]+/vllm/.*\n@@ -|'
+                         rb'--- "?[^/\s]+/vllm/.*\n\+\+\+ /dev/null)', re.MULTILINE)
 _LOOK_EVERY = 500  # inputs between two looks at every byte
 # What no terminal should be sent by a name or a line of somebody's patch; tabs are fine.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -145,7 +146,7 @@ def work(task: Task, pipe: Connection) -> None:
     sys.addaudithook(guard)
     pipe.send(("package", space.package_digest()))
     for position, number in enumerate(task.numbers):
-        pipe.send(("begin", (number, time.process_time())))
+        pipe.send(("begin", (number, _cpu_s())))
         case = make_case(made_of, task.seed, number)
         last = position == len(task.numbers) - 1
         pipe.send(("end", worker.one(case, look=last or position % _LOOK_EVERY == _LOOK_EVERY - 1)))
@@ -167,7 +168,7 @@ class Worker:
         self._left(series, before, found, look)
         if report is not None:
             self._tell(report, found)
-            if Random(f"compare-{self.task.seed}-{case.number}").random() < self.task.compare:
+            if not found.faults and Random(f"compare-{self.task.seed}-{case.number}").random() < self.task.compare:
                 self._compare(series, report, found)
         if found.faults:
             for process in psutil.Process().children(recursive=True):
