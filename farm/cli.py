@@ -5,8 +5,6 @@ What a verb needs is imported when it runs: Ray alone takes a second, and `farm 
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +13,7 @@ import typer
 from rich.console import Console
 
 from farm import seriescli
+from farm.console import Steadfast
 from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, FarmError, UsageError
 from farm.places import default_results
 
@@ -29,16 +28,6 @@ Results = Annotated[
 seriescli.register(app)
 _BAD_ARGUMENTS = typer.BadParameter.__mro__[1]  # click's UsageError, of whichever click typer brings
 FORMATS = ("terminal", "markdown", "html", "junit")
-
-
-class _Steadfast(Console):
-    """A console whose reader may go (`| head`, a dropped connection): the run goes on and its rows are what counts.
-
-    Rich would end the process with status 1, which says FAIL."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command("matrix")
@@ -57,7 +46,7 @@ def matrix_command(
     if only and not chosen:
         raise UsageError(f"--only {only!r} names no cell; give job or cell names, separated by commas")
     request = matrix.Request(config, chosen, results, resume, address)
-    raise typer.Exit(matrix.main(request, _Steadfast()))
+    raise typer.Exit(matrix.main(request, Steadfast()))
 
 
 @app.command()

@@ -21,8 +21,8 @@ from farm.bench import Job
 from farm.errors import UsageError
 from farm.pinfile import PROJECT as PROJECT
 from farm.pinfile import PinConfig, config_roots, find, names
+from farm.profilefile import Environment, ProfileConfig, Words
 from farm.profilefile import NeedsConfig as NeedsConfig
-from farm.profilefile import ProfileConfig, environment_words, plain_words
 from farm.records import Reason
 from farm.serverspec import untold
 from farm.yamlfile import Frozen, YamlFile
@@ -40,18 +40,8 @@ class ArmConfig(Frozen):
     patches: Literal["all", "none"] | tuple[str, ...] = "all"
     without: tuple[str, ...] = ()
     upstream: Literal["keep", "drop"] = "keep"  # drop: without patches whose header says Applied-Upstream: PIN or older
-    env: Mapping[str, str] = Field(default_factory=dict)
-    args: tuple[str, ...] = ()
-
-    @field_validator("env", mode="before")
-    @classmethod
-    def _env_words(cls, env: Any) -> Any:
-        return environment_words(env)
-
-    @field_validator("args", mode="before")
-    @classmethod
-    def _plain_words(cls, args: Any) -> Any:
-        return plain_words(args)
+    env: Environment = Field(default_factory=dict)
+    args: Words = ()
 
 
 class CellConfig(Frozen):

@@ -79,7 +79,7 @@ class LiveBench:
 
         Raises EnvironmentBuildError, PinError, SeriesError.
         """
-        pin = _pin(cell)
+        pin = _pin(cell.pin)
         pristine = workshop.pins.pristine(pin, progress)
         environment = None  # of a cell without arms: nothing runs there
         evidence.versions = {"vllm": pristine.version}
@@ -169,8 +169,7 @@ class LiveBench:
         """Tokens a block by the model's config and these serve arguments; None where it cannot be told."""
         if self._model is None:
             return None
-        data = json.loads((self._model.path / "config.json").read_text(encoding="utf-8"))
-        found = geometry.predict(data, geometry.serving(args), self.card.kind)
+        found = geometry.predict(self._model.config, geometry.serving(args), self.card.kind)
         if found.block_size is None:
             self.progress(f"block size not predicted: {found.reason}")
         return found.block_size
@@ -186,7 +185,7 @@ class LiveBench:
         if config is not None and config.model.vocab_size is not None:
             return config.model.vocab_size
         assert self._model is not None
-        data = json.loads((self._model.path / "config.json").read_text(encoding="utf-8"))
+        data = self._model.config
         size = data.get("vocab_size") or data.get("text_config", {}).get("vocab_size")
         if size is None:
             raise FarmError(f"{self._model.path}/config.json names no vocab_size; give model.vocab_size in the profile",
@@ -196,7 +195,7 @@ class LiveBench:
     # --- tests and scripts -----------------------------------------------------------------------
 
     def pytest(self, arm: str, suite: Suite) -> TestRun:
-        pin = _pin(self._spec)
+        pin = _pin(self._spec.pin)
         sdist = None if suite.source == "series" else self._workshop.pins.sdist(self.version, pin, self.progress)
         newer = self._workshop.pins.sdist(suite.version, pin, self.progress) if suite.source == "newer" else None
         with self._scratch_dir() as scratch, self._spanned("tests", arm):
@@ -232,12 +231,10 @@ class LiveBench:
     # --- the series ------------------------------------------------------------------------------
 
     def triage(self) -> Sequence[PatchTriage]:
-        pins = [TriagePin(r.pin.name, r.pin.config.version, self._pristine_of(r.pin).package, r.series)
+        pins = [TriagePin(r.pin.name, r.pin.config.version,
+                          self._workshop.pins.pristine(_pin(r.pin), self.progress).package, r.series)
                 for r in self._spec.releases]
         return of_pin(triage(pins), self.pin)
-
-    def _pristine_of(self, pin: PinSpec) -> Pristine:
-        return self._workshop.pins.pristine(Pin.from_config(pin.name, pin.config), self.progress)
 
     # --- what these have in common ---------------------------------------------------------------
 
@@ -307,8 +304,8 @@ def _check_attested(lines: Sequence[Mapping[str, Any]], tree: Tree, arm: str) ->
                                  reason=Reason.WRONG_TREE)
 
 
-def _pin(cell: Cell) -> Pin:
-    return Pin.from_config(cell.pin.name, cell.pin.config)
+def _pin(spec: PinSpec) -> Pin:
+    return Pin.from_config(spec.name, spec.config)
 
 
 def _model_files(config: ModelConfig | DrafterConfig, workshop: Workshop) -> models.ModelFiles | None:

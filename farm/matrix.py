@@ -32,7 +32,7 @@ from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, EnvironmentBuildError, Ser
 from farm.evidence import RunInfo, covered_s
 from farm.lifeline import processes_of_run
 from farm.pins import Pin, PinStore
-from farm.places import default_cache, default_results
+from farm.places import default_results, usable_cache
 from farm.project import project_state
 from farm.records import Outcome, Reason, Verdict, exit_code, utc_now
 from farm.report.live import Progress
@@ -103,11 +103,7 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None]) -> Planned:
     Raises UsageError (series, patch, pin, GNU patch), EnvironmentBuildError (network).
     """
     require_gnu_patch()
-    cache = default_cache()
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the cache folder {cache} cannot be made ({error.strerror}); set FARM_CACHE to another") from error
+    cache = usable_cache()
     pins, trees = PinStore(cache), TreeStore(cache)
     wanted = {pin for cell in loaded.cells for pin in (cell.config.pins or loaded.matrix.pins)}
     series: dict[str, Series] = {

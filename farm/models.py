@@ -40,6 +40,11 @@ class ModelFiles:
     path: Path
     sha256: str
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its config.json."""
+        return json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+
 
 def config(kind: Kind) -> dict[str, Any]:
     """The config.json of that kind.  Raises UsageError for an unknown one."""

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from farm import models, yamlfile
 from farm.bench import Needs
@@ -44,6 +44,28 @@ from farm.yamlfile import Frozen, YamlFile
 _DRAFTER = "${DRAFTER}"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _plain_words(args: Any) -> Any:
+    """YAML reads `7` as a number; arguments are words."""
+    return [str(a) for a in args] if isinstance(args, list) else args
+
+
+def _environment_words(env: Any) -> Any:
+    """YAML reads `1` and `true` as numbers and booleans; an environment holds words."""
+    if not isinstance(env, dict):
+        return env
+    if odd := next((k for k, v in env.items() if isinstance(v, (list, dict))), None):
+        raise ValueError(f"environment variable {odd!r} has a list or mapping for a value; write one word")
+    words = {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
+    for name, value in words.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"environment variable {name!r}: a name is not empty and has no `=`, and neither holds a NUL")
+    return words
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_plain_words)]
+Environment = Annotated[Mapping[str, str], BeforeValidator(_environment_words)]
 
 
 class NeedsConfig(Frozen):
@@ -93,25 +115,20 @@ class LauncherConfig(Frozen):
 
     script: str = Field(min_length=1)
     directory: str | None = None
-    env: Mapping[str, str] = Field(default_factory=dict)
-    args: tuple[str, ...] = ()  # of the script
+    env: Environment = Field(default_factory=dict)
+    args: Words = ()  # of the script
     port_env: _Variable = "PORT"
     host_env: _Variable | None = None
     model_env: _Variable | None = None
     args_env: _Variable | None = None
 
-    @field_validator("args", mode="before")
-    @classmethod
-    def _plain_words(cls, args: Any) -> Any:
-        return plain_words(args)
-
     @field_validator("env", mode="before")
     @classmethod
-    def _env_words(cls, env: Any) -> Any:
+    def _no_booleans(cls, env: Any) -> Any:
         """`SPEC: off` would come out as SPEC=false, which a script takes for something else or for nothing."""
         if isinstance(env, dict) and (knob := next((k for k, v in env.items() if isinstance(v, bool)), None)) is not None:
             raise ValueError(f"launcher.env: YAML reads the value of {knob!r} as true or false; put the word in quotes: 'off'")
-        return environment_words(env)
+        return env
 
     def found(self) -> Launcher:
         """The script where this machine has it: relative to the working directory, or else to this project.
@@ -133,12 +150,7 @@ class ExpectConfig(Frozen):
     pool_tokens: int | None = Field(default=None, gt=0)
     backend: str | None = None
     connector: str | None = None
-    args: tuple[str, ...] = ()
-
-    @field_validator("args", mode="before")
-    @classmethod
-    def _plain_words(cls, args: Any) -> Any:
-        return plain_words(args)
+    args: Words = ()
 
     def facts(self, arm_args: Sequence[str], predicted: int | None = None) -> ExpectedFacts:
         """Exact values of a boot with these further arguments, which win over those that are expected of every boot.
@@ -154,24 +166,14 @@ class ProfileConfig(Frozen):
 
     model: ModelConfig = ModelConfig()
     drafter: DrafterConfig | None = None
-    args: tuple[str, ...] = ()
+    args: Words = ()
     launcher: LauncherConfig | None = None
-    env: Mapping[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     expect: ExpectConfig = ExpectConfig()
     needs: NeedsConfig = NeedsConfig()
     gauge: str = "vllm:kv_cache_usage_perc"
     stall_s: float = Field(default=240, gt=0)  # a boot with no new log line for so long is stopped
     boot_deadline_s: float = Field(default=900, gt=0)
-
-    @field_validator("args", mode="before")
-    @classmethod
-    def _plain_words(cls, args: Any) -> Any:
-        return plain_words(args)
-
-    @field_validator("env", mode="before")
-    @classmethod
-    def _env_words(cls, env: Any) -> Any:
-        return environment_words(env)
 
     @model_validator(mode="after")
     def _one_way_to_serve(self) -> ProfileConfig:
@@ -214,24 +216,6 @@ def read(file: Path, project: Path) -> ProfileConfig:
             or not (project / launcher.script).is_file():
         return profile  # where it is found then is up to the card's machine
     return profile.model_copy(update={"launcher": launcher.model_copy(update={"directory": str(project)})})
-
-
-def plain_words(args: Any) -> Any:
-    """YAML reads `7` as a number; arguments are words."""
-    return [str(a) for a in args] if isinstance(args, list) else args
-
-
-def environment_words(env: Any) -> Any:
-    """YAML reads `1` and `true` as numbers and booleans; an environment holds words."""
-    if not isinstance(env, dict):
-        return env
-    if odd := next((k for k, v in env.items() if isinstance(v, (list, dict))), None):
-        raise ValueError(f"environment variable {odd!r} has a list or mapping for a value; write one word")
-    words = {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in env.items() if v is not None}
-    for name, value in words.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"environment variable {name!r}: a name is not empty and has no `=`, and neither holds a NUL")
-    return words
 
 
 def _expand(profile: YamlFile) -> YamlFile:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from farm.console import Steadfast
 from farm.errors import SeriesError, UsageError
-from farm.places import default_cache
+from farm.places import usable_cache
 
 if TYPE_CHECKING:
     from farm.series import Series
@@ -56,11 +57,11 @@ def check_command(
         package = _resolve(pin).package
     elif source is not None:
         package = _package(source)
-    report = check.check(directory, package, _cache())
+    report = check.check(directory, package, usable_cache())
     if as_json:
         _print_json(check.to_json(report))
     else:
-        check.render(report, _Steadfast(soft_wrap=True))
+        check.render(report, Steadfast(soft_wrap=True))
     raise typer.Exit(report.exit_code)
 
 
@@ -87,12 +88,12 @@ def merge_check_command(
         raise UsageError("--pin and --source both say which tree judges; give one of them")
     trees = [_resolve(word) for word in pin or ()]
     alone = None if source is None else _package(source)
-    report = mergecheck.merge_check(base, refs, _cache(), repo=repo, series=series,
+    report = mergecheck.merge_check(base, refs, usable_cache(), repo=repo, series=series,
                                     package_for=lambda directory: _judge_of(directory, trees) or alone, say=_say)
     if as_json:
         _print_json(mergereport.to_json(report))
     else:
-        mergereport.render(report, _Steadfast(soft_wrap=True))
+        mergereport.render(report, Steadfast(soft_wrap=True))
     raise typer.Exit(report.exit_code)
 
 
@@ -121,7 +122,7 @@ def triage_command(
     elif as_markdown:
         _print(report.markdown(table))
     else:
-        report.render(table, _Steadfast(soft_wrap=True))
+        report.render(table, Steadfast(soft_wrap=True))
     raise typer.Exit(table.exit_code)
 
 
@@ -131,17 +132,7 @@ def triage_command(
 def _resolve(word: str) -> Source:
     from farm.sources import resolve
 
-    return resolve(word, _cache(), _say)
-
-
-def _cache() -> Path:
-    """The farm's cache, there to be written.  Raises UsageError."""
-    cache = default_cache()
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the cache folder {cache} cannot be made ({error.strerror}); set FARM_CACHE to another") from error
-    return cache
+    return resolve(word, usable_cache(), _say)
 
 
 def _heed_signals() -> None:
@@ -152,14 +143,6 @@ def _heed_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
-
-
-class _Steadfast(Console):
-    """A console whose reader may go (`| head`): the exit code still says how it ended."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _package(source: Path) -> Path:

@@ -5,7 +5,11 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
+from farm import server
 from farm.bench import Card
+from farm.errors import FarmError
 from farm.serverspec import ServerSpec
 
 DATA = Path(__file__).parent / "data"
@@ -36,3 +40,13 @@ def spec_of(tree: Path, folder: Path, run: str, mode: str) -> ServerSpec:
         python=Path(sys.executable), tree=tree, model=folder / "model", args=("--max-model-len=49152",),
         env={"FAKE": mode, "FARM_RUN": run, "HF_TOKEN": "hf_x"}, caches=folder / "caches", log=folder / "boot.log",
         card=Card("cpu-0", "CPU slot 0", "cpu", "h"), stall_s=20.0, deadline_s=30.0, canary_s=10.0)
+
+
+def quiet(_text: str) -> None:
+    pass
+
+
+def boot_fails(spec: ServerSpec) -> FarmError:
+    with pytest.raises(FarmError) as caught, server.boot(spec, quiet):
+        pytest.fail("it counted as healthy")
+    return caught.value

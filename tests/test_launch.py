@@ -13,11 +13,12 @@ from pathlib import Path
 import played
 import psutil
 import pytest
+from played import boot_fails, quiet
 
 from farm import launch, lifeline, models, ports, server
 from farm.bench import Card, Prompt
 from farm.bootcheck import ExpectedFacts
-from farm.errors import BootFailure, FarmError, InvalidMeasurement, RefusedConfig, ServerLost
+from farm.errors import BootFailure, InvalidMeasurement, RefusedConfig, ServerLost
 from farm.records import Reason
 from farm.serverspec import Launcher, ServerSpec
 
@@ -50,16 +51,6 @@ def spec(tree, tmp_path, monkeypatch):
 
     yield make
     assert lifeline.processes_of_run(run) == []
-
-
-def quiet(_text: str) -> None:
-    pass
-
-
-def boot_fails(spec: ServerSpec) -> FarmError:
-    with pytest.raises(FarmError) as caught, server.boot(spec, quiet):
-        pytest.fail("it counted as healthy")
-    return caught.value
 
 
 # --- a script that serves -------------------------------------------------------------------

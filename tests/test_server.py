@@ -10,11 +10,12 @@ from pathlib import Path
 
 import played
 import pytest
+from played import boot_fails, quiet
 
 from farm import launch, lifeline, models, server
 from farm.bench import Card, Prompt
 from farm.bootcheck import ExpectedFacts
-from farm.errors import BootFailure, FarmError, InvalidMeasurement, RefusedConfig, RequestFailed, ServerLost
+from farm.errors import BootFailure, InvalidMeasurement, RefusedConfig, RequestFailed, ServerLost
 from farm.records import Reason
 from farm.serverspec import ServerSpec
 
@@ -39,16 +40,6 @@ def spec(tree, tmp_path, monkeypatch):
 
     yield make
     assert lifeline.processes_of_run(run) == []
-
-
-def quiet(_text: str) -> None:
-    pass
-
-
-def boot_fails(spec: ServerSpec) -> FarmError:
-    with pytest.raises(FarmError) as caught, server.boot(spec, quiet):
-        pytest.fail("it counted as healthy")
-    return caught.value
 
 
 # --- a healthy server -----------------------------------------------------------------------

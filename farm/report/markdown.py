@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from farm.report.gfm import code, fenced, text
 from farm.report.suites import SuiteView
 from farm.report.view import CellView, RunView, view
 from farm.stats import number
@@ -23,42 +24,42 @@ def markdown(store: Store, run: str) -> str:
 def _lines(run: RunView) -> Iterable[str]:
     yield f"## Patch farm: {run.summary}"
     yield ""
-    facts = [f"run {_code(run.run)}", _text(run.status), "" if run.exit_code is None else f"exit code {run.exit_code}",
+    facts = [f"run {code(run.run)}", text(run.status), "" if run.exit_code is None else f"exit code {run.exit_code}",
              f"{run.started:%Y-%m-%d %H:%M} UTC" if run.started else "",
-             f"project {_code(run.project)}" if run.project else ""]
+             f"project {code(run.project)}" if run.project else ""]
     yield " · ".join(filter(None, facts))
     if run.campaign:
-        yield from ("", f"**INVALID as a whole, no verdict below is evidence**: {_text(run.campaign)}")
+        yield from ("", f"**INVALID as a whole, no verdict below is evidence**: {text(run.campaign)}")
     if run.pins:
-        yield from _section("Pins", _table(["pin", *map(_text, run.pins.columns), "geometry"], [
-            [_code(pin), *map(_text, ends), _text(geometry)] for pin, ends, geometry in run.pins.rows]))
+        yield from _section("Pins", _table(["pin", *map(text, run.pins.columns), "geometry"], [
+            [code(pin), *map(text, ends), text(geometry)] for pin, ends, geometry in run.pins.rows]))
     yield ""
     yield "### Conditions"
     yield ""
     for cells, told in _by_conditions(run.cells):
-        yield f"- {', '.join(_code(c) for c in cells)}"
-        yield from (f"  - {label}: {_text(value)}" for label, value in told)
+        yield f"- {', '.join(code(c) for c in cells)}"
+        yield from (f"  - {label}: {text(value)}" for label, value in told)
     yield from _section("Verdicts", _table(
         ["cell", "card", "verdict", "reason", "seconds", "detail"],
-        [[_code(c.cell), _text(c.card), f"{MARKS.get(c.verdict, '')} {c.verdict}{'' if c.final else ', not final'}",
-          _text(c.reason), f"{c.wall_s:.1f}", _text(c.detail)] for c in run.cells]))
+        [[code(c.cell), text(c.card), f"{MARKS.get(c.verdict, '')} {c.verdict}{'' if c.final else ', not final'}",
+          text(c.reason), f"{c.wall_s:.1f}", text(c.detail)] for c in run.cells]))
     for cell in run.cells:
         if cell.tail:
-            yield from _folded(f"{_code(cell.cell)}: last lines of the log", _fenced(cell.tail[-TAIL_CHARACTERS:]))
+            yield from _folded(f"{code(cell.cell)}: last lines of the log", fenced(cell.tail[-TAIL_CHARACTERS:].splitlines()))
     yield from _section("A/B, one value a boot", _table(
         ["cell", "metric", "prompt tokens", "arm values", "in words"],
-        [[_code(c.cell), f"{_code(c.metric)} ({_text(c.unit)}){'' if c.judged else ', not judged'}", _text(c.length),
-          "; ".join(f"{_text(a.arm)} {', '.join(map(number, a.values))}" for a in c.arms), _text(c.words)]
+        [[code(c.cell), f"{code(c.metric)} ({text(c.unit)}){'' if c.judged else ', not judged'}", text(c.length),
+          "; ".join(f"{text(a.arm)} {', '.join(map(number, a.values))}" for a in c.arms), text(c.words)]
          for c in run.contrasts]) if run.contrasts else [])
-    yield from ("", *(f"- {_text(line)}" for line in run.scenarios)) if run.scenarios else ()
+    yield from ("", *(f"- {text(line)}" for line in run.scenarios)) if run.scenarios else ()
     yield from _section("Tests", [line for suite in run.suites for line in _suite(suite)])
     yield from _section("Patches", _table(
         ["pin", "patch", "applied", "files"],
-        [[_code(p.pin), _code(p.patch), p.words, ", ".join(map(_code, p.files))] for p in run.patches])
+        [[code(p.pin), code(p.patch), p.words, ", ".join(map(code, p.files))] for p in run.patches])
         if run.patches else [])
     yield from _section("Time", [run.times.words])
-    yield from _section("Unproven", [f"- {_text(line)}" for line in run.unproven])
-    yield from _section("Files skipped", [f"- {_text(line)}" for line in run.problems])
+    yield from _section("Unproven", [f"- {text(line)}" for line in run.unproven])
+    yield from _section("Files skipped", [f"- {text(line)}" for line in run.problems])
 
 
 def _by_conditions(cells: Sequence[CellView]) -> list[tuple[list[str], tuple[tuple[str, str], ...]]]:
@@ -69,12 +70,12 @@ def _by_conditions(cells: Sequence[CellView]) -> list[tuple[list[str], tuple[tup
 
 
 def _suite(suite: SuiteView) -> Iterable[str]:
-    counts = "; ".join(f"{_text(arm)} {counts}" for arm, counts in zip(suite.arms, suite.counts, strict=True))
-    yield f"- {_code(suite.cell)}, {_code(suite.suite)}: {suite.words or 'one arm alone'} ({counts})"
+    counts = "; ".join(f"{text(arm)} {counts}" for arm, counts in zip(suite.arms, suite.counts, strict=True))
+    yield f"- {code(suite.cell)}, {code(suite.suite)}: {suite.words or 'one arm alone'} ({counts})"
     for name, tests in suite.groups:
         if not tests:
             continue
-        listed = [f"- {_code(t.nodeid)}{': ' + _text(t.message) if t.message else ''}" for t in tests[:NAMES]]
+        listed = [f"- {code(t.nodeid)}{': ' + text(t.message) if t.message else ''}" for t in tests[:NAMES]]
         if len(tests) > NAMES:
             listed.append(f"- and {len(tests) - NAMES} more, in table tests")
         yield from _folded(f"{len(tests)} {name}", listed)
@@ -96,25 +97,6 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[st
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def _text(value: str) -> str:
-    """Plain text, on one line, that Markdown and HTML leave alone."""
-    flat = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~@#])", lambda found: f"&#{ord(found[1])};", flat)
-
-
-def _code(value: str) -> str:
-    """A code span; the bar would end a table's cell even inside one."""
-    flat = " ".join(str(value).split())
-    if "|" in flat or "`" in flat:
-        return f"<code>{_text(flat)}</code>"
-    return f"`{flat}`" if flat else ""
-
-
 def _html_code(summary: str) -> str:
     """Markdown is not read inside <summary>."""
-    return re.sub(r"`([^`]*)`", lambda found: f"<code>{_text(found[1])}</code>", summary)
-
-
-def _fenced(text: str) -> Iterable[str]:
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return [f"{fence}text", *text.splitlines(), fence]
+    return re.sub(r"`([^`]*)`", lambda found: f"<code>{text(found[1])}</code>", summary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from farm.findings import Status
 from farm.hunks import Likeness, Word
+from farm.report import gfm
 from farm.report.suites import plain
 from farm.tables import print_table
 from farm.triagetable import MOVED, UPSTREAM, HunkTriage, Triaged, TriageTable
@@ -194,25 +194,15 @@ def _section(cell: Triaged) -> Iterable[str]:
             place = f"line {hunk.line} of the patch{_at(hunk)}"
             yield from ("", f"**Hunk {hunk.number}** ({_text(place)}): {_text(told)}")
         if hunk.applies is False and (lines := _stands(hunk)):
-            yield from ("", *_fenced(lines))
+            yield from ("", *gfm.fenced(lines))
         if alike := [f"- {line}" for line in _alike(hunk, _code)]:
             yield from ("", *alike)
     yield from ("", "</details>", "")
 
 
 def _text(value: str) -> str:
-    """Plain text, on one line, that Markdown and HTML leave alone."""
-    flat = " ".join(plain(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~@#])", lambda found: f"&#{ord(found[1])};", flat)
+    return gfm.text(plain(value))
 
 
 def _code(value: str) -> str:
-    """A code span; a bar would end a table's cell even inside one."""
-    flat = " ".join(plain(value).split())
-    return f"<code>{_text(flat)}</code>" if "|" in flat or "`" in flat else f"`{flat}`"
-
-
-def _fenced(lines: Sequence[str]) -> Iterable[str]:
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, 1 + longest)
-    yield from (f"{fence}text", *lines, fence)
+    return gfm.code(plain(value))
