@@ -75,16 +75,19 @@ def summary(report: CheckReport) -> str:
 
 
 def _print(console: Console, line: Text) -> None:
+    """Names and lines of patches are data: whatever they hold, the terminal shows it and obeys none of it."""
     if len(line) > LONGEST_LINE:  # rich measures every character, seconds for a megabyte
         line = Text(f"{line.plain[:LONGEST_LINE]} …", style=line.style)
-    console.print(line, soft_wrap=True, highlight=False)
+    line.end = ""
+    said = Text.assemble(*((printable(part.text), part.style or "") for part in line.render(console)))
+    console.print(said, soft_wrap=True, highlight=False)
 
 
 def _headline(result: PatchResult, width: int) -> Text:
     found = result.application
     hunks = f"{found.hunks} hunk{'' if found.hunks == 1 else 's'}"
     files = f", {len(found.files)} file{'' if len(found.files) == 1 else 's'}" if found.files else ""
-    line = Text(f"{printable(result.name):<{width}}  ")
+    line = Text(f"{result.name:<{width}}  ")
     line.append(f"{found.status.value:<14}", style="green" if result.ok else "red")
     faults = f", {len(result.findings)} in its code to mend" if result.findings else ""
     return line.append(f"  {hunks}{files}{faults}" if found.status.good else "")
@@ -117,7 +120,7 @@ def _hunk(rejected: Rejected) -> Iterator[Text]:
 
 def _lines(lines: tuple[str, ...]) -> Iterator[Text]:
     for line in lines[:MOST_LINES]:
-        yield Text(f"      | {printable(line.expandtabs())}".rstrip())
+        yield Text(f"      | {line.expandtabs()}".rstrip())
     if len(lines) > MOST_LINES:
         yield Text(f"      | … {len(lines) - MOST_LINES} more", style="dim")
 

@@ -5,6 +5,10 @@ What a verb needs is imported when it runs: Ray alone takes a second, and `farm 
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +18,7 @@ from rich.console import Console
 
 from farm import seriescli
 from farm.console import Steadfast
+from farm.diffhead import printable
 from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, FarmError, UsageError
 from farm.places import default_results
 
@@ -124,7 +129,7 @@ def _run(store: Store, run: str) -> str:
 
 
 def main() -> None:
-    """The console script: `farm VERB …`."""
+    """`farm VERB …`."""
     _run_app(app)
 
 
@@ -137,20 +142,33 @@ def matrix_entry() -> None:
 
 def _run_app(typer_app: typer.Typer) -> None:
     """Every error is one clear line and one of the exit codes of DESIGN.md."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files, and terminals without UTF-8
     try:
         code = typer_app(standalone_mode=False)
+        sys.stdout.flush()  # here a full disk is an error with words
     except _BAD_ARGUMENTS as error:
         error.show()
         raise SystemExit(USAGE_EXIT) from error
-    except UsageError as error:
-        Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(USAGE_EXIT) from error
     except FarmError as error:
-        Console(stderr=True).print(f"farm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from error
+        _complain(str(error))
+        raise SystemExit(USAGE_EXIT if isinstance(error, UsageError) else 2) from error
     except (KeyboardInterrupt, typer.Abort) as error:
         raise SystemExit(INTERRUPTED_EXIT) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            traceback.print_exception(error)
+        else:
+            _complain(f"cannot write {error.filename or 'what it prints'}: {error.strerror}. Make room and run it again")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at its end
+        raise SystemExit(2) from error
     except Exception as error:  # Python's own exit status 1 would say FAIL: evidence against the tree
         traceback.print_exception(error)
         raise SystemExit(2) from error
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _complain(words: str) -> None:
+    lines = "\n".join(map(printable, words.split("\n")))
+    Console(stderr=True).print(f"farm: {lines}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 
 from farm.check import check
+from farm.diffhead import printable
 from farm.findings import CheckReport, ListProblem, PatchResult, Problem
 from farm.gitrepo import Entry, GitRepository
 from farm.listing import PATCHES, SERIES
@@ -101,8 +102,7 @@ def below(files: Iterable[Entry], directory: PurePosixPath) -> tuple[Entry, ...]
 
 def shown(text: str) -> str:
     """Text that a terminal and a JSON reader take: bytes that are no UTF-8 and controls escaped."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def _readable(report: CheckReport, refused: Mapping[str, str]) -> CheckReport:

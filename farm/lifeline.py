@@ -202,16 +202,25 @@ class Supervised:
             with self._lock:
                 if enough() or self._ended:
                     return
-                wait = min(max(0.0, deadline - time.monotonic()), 0.2)  # short: other threads want the lock
-                if select.select([self._channel], [], [], wait)[0]:
+                fd = self._channel.fileno()
+            wait = max(0.0, deadline - time.monotonic())
+            ready = False
+            with contextlib.suppress(OSError):  # another thread has closed it
+                # Without the lock: a thread that waits would starve the one that wants to terminate.
+                ready = bool(select.select([fd], [], [], min(wait, 0.2))[0])
+            if ready:
+                with self._lock:
                     self._read()
-                    continue
-            if time.monotonic() >= deadline:
+            elif wait == 0.0:
                 return
 
     def _read(self) -> None:
+        if self._ended:
+            return
         try:
-            data = self._channel.recv(65536)
+            data = self._channel.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return  # another thread has read it
         except ConnectionError:
             data = b""
         self._ended = not data

@@ -21,6 +21,8 @@ from farm.unidiff import LONGEST
 
 SERIES = "series"
 PATCHES = (".patch", ".diff")
+LONGEST_LIST = 2**20  # bytes; quilt series of whole distributions have some hundred kilobytes
+_MOST_SOUGHT = 20  # missing names for which a similar one is sought, each against all files
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,10 @@ def read_listing(directory: str | Path) -> Listing:
     """Read `directory/series` and the patches that it lists.  Never raises for what it finds there."""
     folder = Path(directory)
     try:
-        lines = _read(folder / SERIES).decode("utf-8").split("\n")
+        data = _read(folder / SERIES, LONGEST_LIST)
+        if len(data) > LONGEST_LIST:
+            raise OSError(f"it is longer than {LONGEST_LIST} bytes, so that it is no list of patches")
+        lines = data.decode("utf-8").split("\n")
     except FileNotFoundError:
         return Listing(str(folder), (), (ListProblem(
             Problem.NO_SERIES, SERIES, None, "no series file; write one with a patch name on each line, in the order in which "
@@ -62,6 +67,7 @@ class _Reader:
         self.problems: list[ListProblem] = []
         self.lines_of: dict[str, int] = {}
         self._crlf = False
+        self._sought = 0
 
     def line(self, number: int, text: str) -> None:
         if "\r" in text and not self._crlf:
@@ -100,24 +106,33 @@ class _Reader:
     def _patch(self, number: int, name: str) -> None:
         path = self.folder / name
         try:
-            self.patches.append(PatchFile(name, _read(path), str(self.folder)))
+            self.patches.append(PatchFile(name, _read(path, LONGEST), str(self.folder)))
         except FileNotFoundError:
             self._problem(Problem.MISSING, name, number, f"{name} is listed but {path} does not exist; add the file or take "
-                          f"the line out{_similar(self.folder, name)}")
+                          f"the line out{self._similar(name)}")
         except (OSError, ValueError) as error:
             self._problem(Problem.UNREADABLE, name, number, f"{name} cannot be read: {error}")
+
+    def _similar(self, name: str) -> str:
+        self._sought += 1
+        if self._sought > _MOST_SOUGHT:
+            return ""
+        close = difflib.get_close_matches(name, [n for n in _names(self.folder) if n.endswith(PATCHES)], n=1, cutoff=0.8)
+        return f" (there is {close[0]})" if close else ""
 
     def _problem(self, problem: Problem, name: str, line: int | None, detail: str) -> None:
         self.problems.append(ListProblem(problem, name, line, printable(detail)))
 
 
-def _read(path: Path) -> bytes:
-    """A plain file's bytes.  Raises OSError where it is none: a pipe would never end."""
+def _read(path: Path, most: int) -> bytes:
+    """A plain file's bytes, `most` and one more, so that the reader says it.  Raises OSError where it is none: a pipe
+    would never end.
+    """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         raise OSError(f"{path} is no plain file")
     with open(path, "rb") as file:
-        return file.read(LONGEST + 1)  # one more than a patch may have, so that the parse says it
+        return file.read(most + 1)
 
 
 def _names(folder: Path) -> list[str]:
@@ -126,11 +141,6 @@ def _names(folder: Path) -> list[str]:
         return sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
     except OSError:
         return []
-
-
-def _similar(folder: Path, name: str) -> str:
-    close = difflib.get_close_matches(name, [n for n in _names(folder) if n.endswith(PATCHES)], n=1, cutoff=0.8)
-    return f" (there is {close[0]})" if close else ""
 
 
 def _beside(folder: Path, listed: dict[str, int]) -> Sequence[ListProblem]:

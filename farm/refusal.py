@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from farm.diffhead import printable
 from farm.findings import Application, Rejected, Status
 from farm.gnupatch import EACH, FUZZY, REVERSED, HunkReport, PatchReport
 from farm.nearest import Places
@@ -36,8 +37,8 @@ def misread(trial: Trial, run: Run) -> Application | None:
     seen = [sum(hunk.part == part for hunk in report.hunks) for part in range(report.parts)]
     same = len(seen) == len(written) and all(s == w or (s < w and report.code) for s, w in zip(seen, written, strict=True))
     if run.strays:
-        return Application(Status.MALFORMED, f"GNU patch wrote {min(run.strays)}, which no part of the patch names: it takes "
-                           "words that begin with `--- ` or `+++ ` for a name. Quote those words with `> `",
+        return Application(Status.MALFORMED, f"GNU patch wrote {printable(min(run.strays))}, which no part of the patch names: "
+                           "it takes words that begin with `--- ` or `+++ ` for a name. Quote those words with `> `",
                            rooted.inside[0].line)
     if not same:
         return Application(Status.MALFORMED, f"GNU patch saw {report.parts} files with {len(report.hunks)} hunks where the "

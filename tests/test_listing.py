@@ -1,6 +1,7 @@
 """What is wrong between a list and its directory: each problem with its name and line, and the patches that can be read."""
 
 import os
+import time
 
 import pytest
 from packages import diff
@@ -122,3 +123,19 @@ def test_a_series_that_is_a_pipe_or_no_directory(tmp_path):
 
 def test_the_notes_are_notes():
     assert {problem for problem in Problem if problem.is_note} == {Problem.TRAILING_COMMENT, Problem.BLANK_LINE}
+
+
+def test_what_is_no_list_is_refused_at_once(tmp_path):
+    (tmp_path / "series").write_bytes(b"\n" * 16 * 2**20)
+    (problem,) = read_listing(tmp_path).problems
+    assert problem.problem is Problem.UNREADABLE and "longer than 1048576 bytes" in problem.detail
+
+
+def test_a_long_list_of_missing_patches_among_many_files_takes_no_time(tmp_path):
+    for n in range(600):
+        (tmp_path / f"the-patch-that-is-there-{n:04}.patch").touch()
+    (tmp_path / "series").write_text("".join(f"the-patch-that-is-missing-{n:04}.patch\n" for n in range(600)))
+    begun = time.process_time()
+    problems = read_listing(tmp_path).problems
+    assert time.process_time() - begun < 2.0
+    assert [p.problem for p in problems].count(Problem.MISSING) == 600

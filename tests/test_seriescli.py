@@ -66,3 +66,33 @@ def test_a_reader_that_goes_does_not_change_the_exit_code(farm):
     with os.fdopen(write, "w") as closed:
         assert farm("check", "s", "--source", "tree", stdout=closed).returncode == 0
         assert farm("check", "s", "--source", "tree", "--json", stdout=closed).returncode == 0
+
+
+ESCAPE = "\x1b[2J\x9b31m"  # clears a terminal; a C1 control in its one-byte form
+
+
+@pytest.mark.parametrize("words", [("check", "s\x1b[2J", "--source", "tree"), ("check", "s\x1b[2J"),
+                                   ("triage", "s\x1b[2J", "--pin", "x\x1b[2J"), ("report", "x\x1b[2J")])
+def test_no_name_reaches_the_terminal_as_it_is(farm, tmp_path, words):
+    folder = tmp_path / "s\x1b[2J"
+    folder.mkdir()
+    (folder / "series").write_text(f"{ESCAPE}.patch\nmissing{ESCAPE}\n")
+    (folder / f"{ESCAPE}.patch").write_text(f"--- a/v1/{ESCAPE}\n+++ b/v1/{ESCAPE}\n@@ -1 +1 @@\n-a\n+b\n")
+    (folder / f"unlisted{ESCAPE}.patch").write_text(PATCH)
+    done = farm(*words)
+    assert done.returncode in (1, 2, 3) and "Traceback" not in done.stderr, done.stderr
+    assert not [c for c in done.stdout + done.stderr if c in "\x1b\x9b"]
+
+
+def test_names_that_are_no_text_are_printed(farm, tmp_path):
+    (tmp_path / "s/x.patch").write_bytes(b"diff --git a/v1/ne\xd6er/__init__.py b/v1/newer/__init__.py\nnew file mode 100644\n")
+    done = farm("check", "s", "--source", "tree")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_disk_that_is_full_is_said(farm):
+    with open("/dev/full", "w") as full:
+        for words in [("check", "s", "--source", "tree", "--json"), ("check", "s", "--source", "tree")]:
+            done = farm(*words, stdout=full)
+            assert (done.returncode, done.stderr) == (
+                2, "farm: cannot write what it prints: No space left on device. Make room and run it again\n")
