@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-pure lint clean
+.PHONY: demo test test-pure faults lint clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -14,7 +14,10 @@ demo: $(VENV)/.ready  ## the main job on this machine's CPU: real vLLM, real Ray
 	$(BIN)/farm matrix configs/matrix/smoke-cpu.yaml
 
 test: $(VENV)/.ready  ## everything that needs no GPU; real-vLLM tests use the cached pin
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not faults"
+
+faults: $(VENV)/.ready  ## kills, signals, full disks, dead nodes: each injected for real
+	$(BIN)/python -m pytest -m faults tests/faults
 
 # The pure cores: no process, no server, no Ray, no vLLM.
 PURE := scheduler stats metrics bootlog evidence plan patchfile outcomes graft yamlfile cards campaign dep3 unidiff outcome nearest

@@ -66,9 +66,13 @@ class CellConfig(Frozen):
 
 
 class CardsConfig(Frozen):
-    """CPU slots per machine without a GPU: how many cells run there side by side."""
+    """CPU slots per machine without a GPU (how many cells run there side by side), and what becomes of a card that is
+    busy or faulty; times in seconds."""
 
     cpu_slots: int = Field(default=1, ge=1, le=64)
+    busy_wait_s: float = Field(default=600.0, ge=0, le=86_400)  # then the cell goes elsewhere, or ends card-busy
+    quarantine_after: int = Field(default=2, ge=1, le=100)  # ERRORs of a card's own making
+    quarantine_s: float = Field(default=3600.0, ge=1, le=30 * 86_400)
 
 
 class MatrixConfig(Frozen):
@@ -84,6 +88,7 @@ class MatrixConfig(Frozen):
     cards: CardsConfig = CardsConfig()
     campaign: bool = False  # verdicts stand only beside controls that held: at least one cell must be one
     on_series_error: Literal["refuse", "fail"] = "refuse"  # fail: a pin whose series is broken ends FAIL, the others go on
+    isolation: Literal["none", "bwrap"] = "none"  # of servers and tests: bubblewrap, without network, root read-only
     attempts: int = Field(default=2, ge=1, le=10)  # of a cell that ends ERROR, each on another card if there is one
     cells: tuple[CellConfig, ...] = Field(min_length=1)
 

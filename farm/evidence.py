@@ -21,6 +21,16 @@ IDENTITY_OF_JOB = ("arm", "pair", "order", "boot", "started_utc", "ended_utc")
 
 
 @dataclass(frozen=True)
+class Policy:
+    """What a matrix says about cards that are busy or faulty, and about patches that are not trusted; times in seconds."""
+
+    busy_wait_s: float = 600.0
+    quarantine_after: int = 2
+    quarantine_s: float = 3600.0
+    isolation: str = "none"  # or bwrap
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """What is the same in every row of a run."""
 

@@ -72,6 +72,15 @@ class Reason(str, Enum):
     ACTOR_DIED = "actor-died"
     NO_CARD = "no-card"
     MEMORY_HELD = "memory-held"
+    CARD_BUSY = "card-busy"
+    CARD_CHANGED = "card-changed"
+    CARD_UNHEALTHY = "card-unhealthy"
+    CARD_LOST = "card-lost"
+    NODE_DIED = "node-died"
+    TESTS_STALLED = "tests-stalled"
+    ENGINE_DEAD = "engine-dead"
+    SERVER_SILENT = "server-silent"
+    ISOLATION_MISSING = "isolation-missing"
     # SKIP
     NEEDS_UNMET = "needs-unmet"
 
