@@ -26,18 +26,22 @@ def attest_tree(tree: Path, pids: Iterable[int], advice: str) -> None:
     Compiled extensions are found through the package's path, as its Python files are, so whoever
     maps the tree's has imported the tree's.  Raises InvalidMeasurement (wrong-tree), which ends in `advice`.
     """
-    package = tree.resolve() / "vllm"
-    names = {path.name for path in package.rglob("*.so")}
+    names = {path.name for path in (tree / "vllm").rglob("*.so")}
     ours: set[str] = set()
     strange: set[str] = set()
     for path in _mapped(pids):
-        if path.startswith(f"{package}{os.sep}"):
+        if path.startswith(_packages(tree)):
             ours.add(path)
         elif os.path.basename(path) in names and f"{os.sep}vllm{os.sep}" in path:
             strange.add(path)
     if strange or not ours:
         found = f"it maps {min(strange)}" if strange else "none of its processes maps an extension of that tree"
         raise InvalidMeasurement(f"the server does not run the tree {tree}: {found}; {advice}", reason=Reason.WRONG_TREE)
+
+
+def loaded(tree: Path, pids: Iterable[int]) -> list[int]:
+    """Those of the processes that map a compiled extension of the tree."""
+    return [pid for pid in pids if any(path.startswith(_packages(tree)) for path in _mapped([pid]))]
 
 
 def attest_torch(torch: Path, pids: Iterable[int], advice: str) -> None:
@@ -93,6 +97,11 @@ def environment(pid: int) -> dict[str, str]:
     except psutil.Error as error:
         raise InvalidMeasurement(f"the environment of the server's process {pid} cannot be read ({error}), so nothing shows "
                                  "which card and caches it uses", reason=Reason.BAD_CONFIG) from error
+
+
+def _packages(tree: Path) -> tuple[str, ...]:
+    """How paths of the tree's package begin: resolved, or in a sandbox as they were shown to it."""
+    return tuple(f"{place / 'vllm'}{os.sep}" for place in (tree.resolve(), tree.absolute()))
 
 
 def _mapped(pids: Iterable[int]) -> set[str]:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from farm.records import BootRow, Measurement, Outcome, PatchRow, Sample, Tagged, TestRow
+from farm.records import BootRow, Measurement, Outcome, PatchRow, Reason, Sample, Tagged, TestRow
 
 Event = Tagged | Outcome
 
@@ -159,7 +159,8 @@ class Server(Protocol):
 
     def complete(self, prompt: Prompt, *, max_tokens: int, seed: int | None = None, temperature: float = 0.0,
                  deadline_s: float) -> Reply:
-        """One streamed completion.  Raises RequestFailed or ServerLost."""
+        """One streamed completion.  May be called from several threads at once (jobs.beside): each call has a connection of
+        its own.  Raises RequestFailed or ServerLost."""
 
     def sampled(self, gauge: str, interval_s: float) -> AbstractContextManager[Sampling]:
         """Sample a gauge (Prometheus name) while the block runs."""
@@ -222,6 +223,7 @@ class TestRun:
     complete: bool
     vllm_path: str | None  # package that the tests really imported
     note: str | None = None
+    cut: Reason | None = None  # what ended it from outside: the suite's deadline (tests-stalled), SIGKILL (tests-crashed)
 
 
 @dataclass(frozen=True)

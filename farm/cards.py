@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from farm.bench import Card
 from farm.errors import FarmError
 from farm.records import Reason
 
-SLACK_BYTES = 64 * 2**20  # what a driver may keep of a process that has ended
 _THROTTLE = {
     "nvmlClocksEventReasonSwPowerCap": "sw-power-cap",
     "nvmlClocksEventReasonHwSlowdown": "hw-slowdown",
@@ -30,16 +29,56 @@ _THROTTLE = {
     "nvmlClocksThrottleReasonHwThermalSlowdown": "hw-thermal",
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "hw-power-brake",
 }
+# What NVML says to a question of a card that no longer answers, whatever the question.
+_LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_RESET_REQUIRED,
+         pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A process that computes on a card.  User and command name are None where it cannot be seen from here."""
+
+    pid: int
+    user: str | None = None
+    command: str | None = None  # its name alone: arguments may hold secrets
+    memory_bytes: int | None = None
+
+    @classmethod
+    def of(cls, pid: int, memory_bytes: int | None = None) -> Client:
+        try:
+            process = psutil.Process(pid)
+            return cls(pid, process.username(), process.name(), memory_bytes)
+        except psutil.Error:
+            return cls(pid, memory_bytes=memory_bytes)
+
+    def __str__(self) -> str:
+        if self.command is None:
+            return f"process {self.pid}, which cannot be seen from here (another container's, or the host's)"
+        held = "" if self.memory_bytes is None else f", {self.memory_bytes / 2**20:.0f} MiB"
+        return f"process {self.pid} ({self.command} of {self.user}{held})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What moves on a card, as it is at one moment; None: the card does not say."""
+
+    memory_used_bytes: int | None = None
+    power_limit_w: float | None = None
+    driver: str | None = None
+    clients: tuple[Client, ...] = ()
+    uncorrected_errors: int | None = None  # of its memory (ECC), since the driver was loaded
 
 
 def cpu_slot(index: int, slots: int) -> Card:
     """The card that slot `index` of `slots` plays: an equal share of this process's cores.
 
-    Its UUID is the same for the same slot of the same machine.
+    Its UUID is the same for the same slot of the same machine, and of the same node where FARM_NODE names one: several
+    nodes on one machine would otherwise be one card.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     share = [core for position, core in enumerate(cores) if position % slots == index] or cores
-    name = uuid.uuid5(uuid.NAMESPACE_DNS, f"{_machine_id()}/cpu/{slots}/{index}")
+    machine = "/".join(filter(None, (_machine_id(), os.environ.get("FARM_NODE"))))
+    name = uuid.uuid5(uuid.NAMESPACE_DNS, f"{machine}/cpu/{slots}/{index}")
     return Card(
         uuid=f"CPU-{name}", name=f"cpu slot {index + 1}/{slots}", kind="cpu", host=socket.gethostname(), index=index,
         memory_bytes=psutil.virtual_memory().total, cores=tuple(share), facts=_host_facts(),
@@ -69,69 +108,74 @@ def gpu(visible: str) -> Card:
 
 
 def conditions(card: Card) -> dict[str, Any]:
-    """The columns of schemas.CARD for a card as it is now, its moving facts read afresh."""
+    """The columns of schemas.CARD for a card as it is now, its moving facts read afresh.  Raises FarmError (card-lost)."""
     row: dict[str, Any] = {
         "card": card.uuid, "card_name": card.name, "host": card.host, "card_memory_bytes": card.memory_bytes,
         "driver": card.driver,
         "compute_capability": None if card.capability is None else ".".join(map(str, card.capability)), **card.facts,
     }
     if card.kind == "cuda":
-        with _nvml():
-            row |= _moving_facts(pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode()))
+        with _handle_of(card) as handle:
+            row |= _moving_facts(handle)
     return row
 
 
-def power_limit_w(card: Card) -> float | None:
-    """The power limit in watts; None on a CPU slot or where the card does not say."""
+def reading(card: Card) -> Reading:
+    """A card as it is now; of a CPU slot nothing moves.  Raises FarmError (card-lost)."""
     if card.kind != "cuda":
-        return None
+        return Reading()
+    with _handle_of(card) as handle:
+        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        limit = _ask(pynvml.nvmlDeviceGetPowerManagementLimit, handle)
+        clients = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+        return Reading(
+            None if memory is None else int(memory.used), None if limit is None else limit / 1000,
+            _text(pynvml.nvmlSystemGetDriverVersion()),
+            tuple(Client.of(int(c.pid), _size(c.usedGpuMemory)) for c in clients),
+            _ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                 pynvml.NVML_VOLATILE_ECC))
+
+
+@contextmanager
+def _handle_of(card: Card) -> Iterator[Any]:
     with _nvml():
-        return _moving_facts(pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode()))["power_limit_before_w"]
-
-
-def memory_used_bytes(card: Card) -> int | None:
-    """Memory in use on a GPU by anyone; None on a CPU slot."""
-    if card.kind != "cuda":
-        return None
-    with _nvml():
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())).used)
-
-
-def wait_memory_back(card: Card, before: int | None, deadline_s: float = 30.0) -> None:
-    """Wait until a GPU's memory in use is back at what it was `before` a boot, give or take SLACK_BYTES.
-
-    A next boot beside memory that is still held would get a smaller pool.  Raises FarmError (memory-held).
-    """
-    if before is None:
-        return
-    until = time.monotonic() + deadline_s
-    while (used := memory_used_bytes(card)) is not None and used > before + SLACK_BYTES:
-        if time.monotonic() > until:
-            raise FarmError(
-                f"{card.name}: {(used - before) / 2**20:.0f} MiB are still held {deadline_s:.0f} s after the server ended; "
-                "look for their holder with nvidia-smi", reason=Reason.MEMORY_HELD)
-        time.sleep(0.2)
+        try:
+            yield pynvml.nvmlDeviceGetHandleByUUID(card.uuid.encode())
+        except pynvml.NVMLError as error:
+            if error.value not in _LOST:
+                raise
+            raise FarmError(f"{card.name} {card.uuid} no longer answers NVML ({error}); look for Xid lines in dmesg, then "
+                            "reset the card or reboot the machine", reason=Reason.CARD_LOST) from error
 
 
 def _moving_facts(handle: Any) -> dict[str, Any]:
-    def ask(question: Any, *args: Any) -> Any:
-        try:
-            return question(handle, *args)
-        except pynvml.NVMLError:  # not every card answers every question: null is the honest answer
-            return None
-
-    limit = ask(pynvml.nvmlDeviceGetPowerManagementLimit)
-    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)
-    clients = ask(pynvml.nvmlDeviceGetComputeRunningProcesses)
+    limit = _ask(pynvml.nvmlDeviceGetPowerManagementLimit, handle)
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    clients = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     return {
         "power_limit_before_w": None if limit is None else limit / 1000,
-        "clock_sm_mhz": ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-        "clock_memory_mhz": ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
-        "temperature_c": ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
+        "clock_sm_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "clock_memory_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        "temperature_c": _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         "throttle_reasons": None if reasons is None else [
             word for name, word in _THROTTLE.items() if reasons & getattr(pynvml, name, 0)],
         "other_clients": None if clients is None else len(clients),
     }
+
+
+def _ask(question: Any, handle: Any, *args: Any) -> Any:
+    """The answer, or None: not every card answers every question.  A card that is lost raises."""
+    try:
+        return question(handle, *args)
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            raise
+        return None
+
+
+def _size(used: int | None) -> int | None:
+    """Of a client; in a container or on WSL2 the driver does not say, and answers None or all ones."""
+    return None if used is None or used >= 2**63 else int(used)
 
 
 def _handle(visible: str) -> tuple[Any, int]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from farm import seriescli
+from farm import modelcli, seriescli
 from farm.console import Steadfast
 from farm.diffhead import printable
 from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, FarmError, UsageError
+from farm.interrupts import Interrupts
 from farm.places import default_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Results = Annotated[
     str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
 seriescli.register(app)
+modelcli.register(app)
 _BAD_ARGUMENTS = typer.BadParameter.__mro__[1]  # click's UsageError, of whichever click typer brings
 FORMATS = ("terminal", "markdown", "html", "junit")
 
@@ -39,19 +41,29 @@ FORMATS = ("terminal", "markdown", "html", "junit")
 def matrix_command(
     config: Annotated[Path, typer.Argument(help="A matrix, e.g. configs/matrix/smoke-cpu.yaml.")],
     only: Annotated[str, typer.Option(help="Run these cells alone: job or cell names, separated by commas.")] = "",
+    arms: Annotated[str, typer.Option(
+        help="Run these arms instead of the cells' own; one named twice (patched,patched) is an A/A: its noise.")] = "",
     results: Results = None,
     resume: Annotated[str | None, typer.Option(help="Run what this run has not committed yet.")] = None,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="With --resume: its driver, on another machine, is gone for good.")] = False,
 ) -> None:
     """Run a matrix.  Exit code: 0 all PASS or SKIP, 1 a FAIL, 2 INVALID or ERROR, 3 bad usage, 130 interrupted."""
-    from farm import matrix
+    with Interrupts().later():  # a signal that cuts an import in two may look like anything
+        from farm import matrix
 
-    chosen = tuple(word.strip() for word in only.split(",") if word.strip())
-    if only and not chosen:
-        raise UsageError(f"--only {only!r} names no cell; give job or cell names, separated by commas")
-    request = matrix.Request(config, chosen, results, resume, address)
+    request = matrix.Request(config, _listed("--only", only, "job or cell names"), results, resume, address, take_over,
+                             _listed("--arms", arms, "arms of the matrix"))
     raise typer.Exit(matrix.main(request, Steadfast()))
+
+
+def _listed(option: str, words: str, what: str) -> tuple[str, ...]:
+    listed = tuple(word.strip() for word in words.split(",") if word.strip())
+    if words and not listed:
+        raise UsageError(f"{option} {words!r} names nothing; give {what}, separated by commas")
+    return listed
 
 
 @app.command()
@@ -96,34 +108,43 @@ def sql(query: str, results: Results = None) -> None:
 
 @app.command()
 def runs(results: Results = None) -> None:
-    """List the runs of a results root, oldest first."""
+    """List the runs of a results root, oldest first: how each stands, cells done of those promised, how to go on."""
+    from farm.runs import lines, print_runs
     from farm.store import Store
-    from farm.tables import print_table
 
-    store = Store.at(results or default_results())
-    rows = sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"])
-    print_table(Console(), ("run", "status", "exit", "started", "wall s", "cells"), [
-        (r["run"], r["status"], r["exit_code"], f"{r['started_utc']:%F %T}", round(r["wall_s"]), r["cells"]) for r in rows])
+    print_runs(Console(), lines(Store.at(results or default_results())))
 
 
 @app.command()
-def cards() -> None:
-    """Show the cards of this machine."""
-    from farm.cards import local_cards
+def cards(
+    results: Results = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as one JSON array.")] = False,
+) -> None:
+    """Show the cards of this machine: what each is, who has it since when, its health or quarantine, its last verdicts."""
+    import json
+
+    from farm.cardlist import COLUMNS, lines
+    from farm.places import host_state
+    from farm.store import Store
     from farm.tables import print_table
 
-    print_table(Console(), ("card", "name", "kind", "capability", "memory GiB", "driver"), [
-        (c.uuid, c.name, c.kind, ".".join(map(str, c.capability or ())) or None,
-         None if c.memory_bytes is None else round(c.memory_bytes / 2**30, 1), c.driver) for c in local_cards()])
+    root = results or default_results()
+    store = Store.at(root) if results or "://" in root or Path(root).is_dir() else None  # none yet: no verdicts
+    found = lines(host_state(), store)
+    if as_json:
+        print(json.dumps([line.json() for line in found], indent=2))
+    else:
+        print_table(Console(), COLUMNS, [line.row() for line in found])
 
 
 def _run(store: Store, run: str) -> str:
-    known = sorted(store.read("runs").to_pylist(), key=lambda r: r["started_utc"])
+    known = store.runs()  # also one whose own row is damaged
     if not known:
         raise UsageError(f"no run in {store.root}; start one with: farm matrix configs/matrix/smoke-cpu.yaml")
     if run == "last":
-        return known[-1]["run"]
-    if run not in {row["run"] for row in known}:
+        begun = {row["run"]: row["started_utc"] for row in store.read("runs").to_pylist()}
+        return max(begun, key=begun.__getitem__) if begun else known[-1]
+    if run not in known:
         raise UsageError(f"no run {run!r} in {store.root}; see: farm runs")
     return run
 

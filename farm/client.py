@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 
 from farm.bench import Reply
-from farm.errors import RequestFailed
+from farm.errors import RequestFailed, RequestOverdue
 
 _BROKEN_FINISH = ("abort", "error")  # vLLM's finish reasons of a request that did not run to its end
+LOOK_EVERY_S = 0.5
 _ON_SOCKET = "http://server"  # the host in the URL of a request over a Unix socket: any
 
 
@@ -57,19 +58,24 @@ def completion_body(model: str, prompt: Sequence[int], *, max_tokens: int, seed:
 
 
 def complete(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], *, deadline_s: float,
-             path: str = "/v1/completions", url: str = _ON_SOCKET) -> Reply:
+             path: str = "/v1/completions", url: str = _ON_SOCKET, look: Callable[[], None] = lambda: None) -> Reply:
     """Send `body` and read its stream to the end.
 
     Raises RequestFailed: refused, an error event after HTTP 200, a stream that was cut or ended
-    without usage, or a whole request longer than `deadline_s` seconds, however it spent them.
+    without usage; RequestOverdue: a whole request longer than `deadline_s` seconds, however it spent them.
+    Meanwhile `look` is called every LOOK_EVERY_S; what it raises ends the request.
     """
+    stream = _Stream(path)
+
     async def bounded() -> Reply:
-        return await asyncio.wait_for(_request(transport, body, path, url), deadline_s)
+        return await asyncio.wait_for(_watched(_request(transport, body, stream, url), look), deadline_s)
 
     try:
         return asyncio.run(bounded())
     except (TimeoutError, asyncio.TimeoutError) as error:  # two classes on Python 3.10
-        raise RequestFailed(f"{path} with {_size(body)} ran past its deadline of {deadline_s:g} s") from error
+        heard = "it had begun to answer" if stream.heard else "no part of an answer had come"
+        raise RequestOverdue(f"{path} with {_size(body)} ran past its deadline of {deadline_s:g} s; {heard}",
+                             heard=stream.heard) from error
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RequestFailed(f"{path} with {_size(body)}: an answer of another form than the API's: "
                             f"{type(error).__name__} {error}") from error
@@ -82,8 +88,18 @@ def _size(body: Mapping[str, Any]) -> str:
     return f"{len(body.get('prompt', ()))} prompt tokens"
 
 
-async def _request(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], path: str, url: str) -> Reply:
-    stream = _Stream(path)
+async def _watched(request: Coroutine[Any, Any, Reply], look: Callable[[], None]) -> Reply:
+    task = asyncio.ensure_future(request)
+    try:
+        while not (await asyncio.wait([task], timeout=LOOK_EVERY_S))[0]:
+            look()
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _request(transport: httpx.AsyncBaseTransport, body: Mapping[str, Any], stream: _Stream, url: str) -> Reply:
+    path = stream.path
     async with httpx.AsyncClient(transport=transport, base_url=url, timeout=None) as client:
         payload = json.dumps(body).encode()  # outside the clock
         begun = time.perf_counter()
@@ -126,9 +142,11 @@ class _Stream:
         self.usage: Mapping[str, Any] | None = None
         self.finish: str | None = None
         self.done = False
+        self.heard = False  # any event
 
     def take(self, data: str) -> bool:
         """Account for one event.  True where it carries at least one token."""
+        self.heard = True
         if data == "[DONE]":
             self.done = True
             return False

@@ -23,11 +23,15 @@ from farm.pinfile import PROJECT as PROJECT
 from farm.pinfile import PinConfig, config_roots, find, names
 from farm.profilefile import Environment, ProfileConfig, Words
 from farm.profilefile import NeedsConfig as NeedsConfig
+from farm.rearm import rearm
 from farm.records import Reason
 from farm.serverspec import untold
 from farm.yamlfile import Frozen, YamlFile
 
-CONTROLS = (Reason.AS_EXPECTED, Reason.FAILING_SET_DIFFERS, Reason.TESTS_BROKEN, Reason.EFFECT_ABSENT, Reason.UNKNOWN_KNOB)
+CONTROLS = (Reason.AS_EXPECTED, Reason.FAILING_SET_DIFFERS, Reason.TESTS_BROKEN, Reason.EFFECT_ABSENT, Reason.UNKNOWN_KNOB,
+            Reason.NOT_SERVED,
+            # of an oracle itself: a measurement made so that it must be thrown away, by the very rule that is meant
+            Reason.TIER_OVERFLOW, Reason.NOT_EVICTED, Reason.NO_STORE, Reason.COLD_JIT, Reason.REFUSED_CONFIG)
 
 # What becomes a part of file names (a cell's id, its log) and of rows.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
@@ -61,7 +65,8 @@ class CellConfig(Frozen):
     @classmethod
     def _is_evidence(cls, control: Reason | None) -> Reason | None:
         if control is not None and control not in CONTROLS:
-            raise ValueError(f"a control ends with evidence; choose one of: {', '.join(r.value for r in CONTROLS)}")
+            raise ValueError("a control ends with evidence, or by a rule that it was made to break; choose one of: "
+                             f"{', '.join(r.value for r in CONTROLS)}")
         return control
 
 
@@ -115,15 +120,18 @@ class Loaded:
     series_root: Path
 
 
-def load(path: Path, only: tuple[str, ...] = ()) -> Loaded:
+def load(path: Path, only: tuple[str, ...] = (), arms: tuple[str, ...] = ()) -> Loaded:
     """Read a matrix file and what it names.
 
+    `arms`, where given, are run instead of those of the file (farm.rearm).
     `only` keeps cells by job name or cell name; a cell that is not kept is
     not checked, so that a matrix with one unknown job can still be run in parts.
     Raises UsageError with file, line and the nearest known name.
     """
     source = yamlfile.read(path)
     matrix = yamlfile.validate(source, MatrixConfig)
+    if arms:
+        matrix = rearm(matrix, arms)
     roots = config_roots(path.resolve().parent.parent)
     kept = [i for i, cell in enumerate(matrix.cells) if not only or cell.job in only or cell.name in only]
     if unmatched := [word for word in only if not any(word in (c.job, c.name) for c in matrix.cells)]:

@@ -3,6 +3,7 @@
     ROOT/table=<table>/run=<run>/<cell>-<attempt>.parquet     one file per table and cell attempt
     ROOT/table=<table>/run=<run>/compacted.<n>.parquet        many of those in one, claiming its members
     ROOT/table=runs/run=<run>/run.parquet                     the run itself
+    ROOT/table=cards/run=<run>/run.parquet                    what became of its cards
 
 An attempt exists from the moment its `cells` file does; files of other tables
 without it are skipped.  A compacted file names its members in its own
@@ -29,6 +30,7 @@ from pyarrow import fs as pafs
 
 from farm.errors import FarmError
 from farm.rows import Foreign, conform, first_line
+from farm.schemas import RUN_TABLES
 
 T = TypeVar("T")
 
@@ -94,7 +96,7 @@ class Dataset:
 
     def committed_listing(self, table: str, run: str) -> Listing:
         """The listing without files of attempts that never committed."""
-        if table in ("runs", "cells"):
+        if table in (*RUN_TABLES, "cells"):
             return self.listing(table, run)
         # The attempts first: all files of an attempt that is committed by now are there to be listed next.
         return self.listing(table, run, frozenset().union(*self.each_attempt(run)))
@@ -181,7 +183,7 @@ class Dataset:
 
 
 def _is_ours(table: str, name: str) -> bool:
-    return name == RUN_FILE if table == "runs" else bool(ATTEMPT.fullmatch(name) or COMPACTED.fullmatch(name))
+    return name == RUN_FILE if table in RUN_TABLES else bool(ATTEMPT.fullmatch(name) or COMPACTED.fullmatch(name))
 
 
 @contextmanager

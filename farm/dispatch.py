@@ -3,7 +3,8 @@
 Everything measured comes here and is committed by this one writer: a node
 needs no way to the results, and an actor that dies leaves what it had
 already sent.  The scheduler alone decides what runs again, so Ray's own
-restarts and retries stay at 0.
+restarts and retries stay at 0.  Seats, actors and nodes are farm.seats' and
+farm.nodes' matter: here is what their comings and goings mean for cells.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from farm.attempts import earlier, together
 from farm.bench import Card
-from farm.errors import FarmError, UsageError
-from farm.evidence import Evidence, RunInfo
+from farm.cardlog import CardEvent, CardLog
+from farm.errors import FarmError, ResultsUnwritable, UsageError
+from farm.evidence import Evidence, Policy, RunInfo
+from farm.nodes import Node, NodeWatch
 from farm.plan import Cell
+from farm.quarantine import Quarantine
 from farm.records import Outcome, Reason, Verdict
-from farm.scheduler import Assignment, Scheduler, Task
+from farm.scheduler import Assignment, Gone, Scheduler, Task
+from farm.seats import Closed, Desk, Heard, Lost, Opened, Patience, Seats
 from farm.store import Store
-from farm.worker import Ended, Progress, Rows, Seat, Worker
+from farm.worker import Progress, Rows, Seat, Worker
 
-START_S = 120.0  # an actor on a fresh node imports Ray, pyarrow and the farm first
 OBJECT_STORE_BYTES = 200 * 2**20  # only small values travel; vLLM's CPU tier needs /dev/shm more
 
 
@@ -41,14 +45,10 @@ class Watcher(Protocol):
 
 
 @dataclass
-class _Desk:
-    """A seat with its actor, and the attempt it is on."""
+class _Attempt:
+    """What a desk is on, and the rows that have come of it."""
 
-    seat: Seat
-    actor: Any
-    card: Card
-    assignment: Assignment | None = None
-    stream: Any = None
+    assignment: Assignment
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -83,171 +83,179 @@ def probe(address: str | None) -> None:
                          "--address and RAY_ADDRESS away for one of the farm's own") from error
 
 
-def seats(cpu_slots: int) -> list[Seat]:
-    """One seat per GPU of each node; on a node without any, `cpu_slots` CPU slots."""
-    found = []
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
-        gpus = int(node["Resources"].get("GPU", 0))
-        kind, count = ("cuda", gpus) if gpus else ("cpu", cpu_slots)
-        found += [Seat(node["NodeID"], kind, index, count) for index in range(count)]
-    return found
-
-
 def run_cells(cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watcher, *, cpu_slots: int, attempts: int,
-              cache: str | None, opened: Callable[[Sequence[Card]], None],
-              decided: Mapping[str, Outcome] | None = None) -> dict[str, Outcome]:
+              cache: str | None, opened: Callable[[], None],
+              decided: Mapping[str, Outcome] | None = None, policy: Policy = Policy(),
+              patience: Patience = Patience()) -> dict[str, Outcome]:
     """Run every cell to its final outcome: {cell id: outcome}.  Raises KeyboardInterrupt as it comes.
 
-    Attempts are numbered on from those that the run has committed already (a resumed run).  Cells that are `decided`
-    before any card was asked (their tree cannot be built) are committed as they are.
+    `attempts` is how often a cell is tried at most, whatever its ERRORs were: also where a node died under the last one.
+    Attempts are numbered on from those that the run has committed already (a resumed run), which count.  Cells that are
+    `decided` before any card was asked (their tree cannot be built) are committed as they are.
     """
-    return _Dispatch(cells, info, store, watcher, attempts, cache, decided or {}).run(seats(cpu_slots), opened)
+    hire = _Hire(Worker, info, cache, policy)
+    with NodeWatch(ray.get_runtime_context().get_node_id(), patience.nodes_every_s) as watch:
+        watch.look(patience.start_s)  # where Ray does not answer at all, no card is found, and every cell ends so
+        seats = Seats(hire, watch, cpu_slots, patience)
+        return _Dispatch(cells, decided or {}, info, store, watcher, attempts, seats).run(opened)
+
+
+@dataclass(frozen=True)
+class _Hire:
+    """Starts the actor of a seat."""
+
+    worker: type[Worker]
+    info: RunInfo
+    cache: str | None
+    policy: Policy
+
+    def __call__(self, seat: Seat, node: Node) -> Any:
+        resources = {"num_gpus": 1} if seat.kind == "cuda" else {"num_cpus": min(1.0, max(1.0, node.cpus) / seat.of)}
+        return ray.remote(self.worker).options(
+            max_restarts=0, max_task_retries=0, max_concurrency=2,  # the second thread says that the actor is alive
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=seat.node, soft=False), **resources,
+        ).remote(seat, self.info, self.cache, self.policy)
 
 
 class _Dispatch:
-    def __init__(self, cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watcher, attempts: int,
-                 cache: str | None, decided: Mapping[str, Outcome]) -> None:
-        self._decided = decided
+    def __init__(self, cells: Sequence[Cell], decided: Mapping[str, Outcome], info: RunInfo, store: Store, watcher: Watcher,
+                 attempts: int, seats: Seats) -> None:
         self._cells: Mapping[str, Cell] = {cell.id: cell for cell in cells}
-        self._scheduler = Scheduler([Task(cell.id, cell.needs) for cell in cells if cell.id not in decided], attempts)
-        self._info, self._store, self._watcher, self._cache = info, store, watcher, cache
-        self._desks: list[_Desk] = []
+        self._decided, self._info, self._store, self._watcher, self._seats = decided, info, store, watcher, seats
+        self._before = earlier(store.read("cells", info.run).to_pylist())
+        self._scheduler = Scheduler(
+            [Task(id, cell.needs, tuple(before.card for before in self._before.get(id, ())))
+             for id, cell in self._cells.items() if id not in decided], attempts)
+        self._log = CardLog(store, info.run, lambda card, text: watcher.event(card, "-", text))
+        self._attempts: dict[Desk, _Attempt] = {}
         self._outcomes: dict[str, Outcome] = {}
-        self._committed: dict[str, int] = {}  # highest attempt of an earlier life of this run
-        for cell, attempt in store.committed(info.run):
-            self._committed[cell] = max(attempt, self._committed.get(cell, 0))
+        self._begun = False
 
-    def run(self, seats: Sequence[Seat], opened: Callable[[Sequence[Card]], None]) -> dict[str, Outcome]:
+    def run(self, opened: Callable[[], None]) -> dict[str, Outcome]:
         try:
-            self._open(seats)
-            opened([desk.card for desk in self._desks])
+            self._take(0.0)
+            while self._seats.hopeful:
+                self._take(1.0)
+            opened()
+            self._begun = True
             for cell, outcome in self._decided.items():
-                self._close_cell(cell, 1, outcome, final=True)
-            for cell, why in self._scheduler.unrunnable():
-                self._close_cell(cell, 1, Outcome(Verdict.SKIP, Reason.NEEDS_UNMET, why), final=True)
-            while not self._scheduler.done:
+                self._close_cell(cell, len(self._before.get(cell, ())) + 1, outcome, final=True)
+            while True:
+                self._log.save()
                 self._assign()
-                self._abandon_stranded()
-                self._take(timeout_s=1.0)
-            return self._outcomes
+                self._drop_unplaced()
+                if self._scheduler.done:
+                    return self._outcomes
+                self._take(1.0)
         finally:
-            for desk in self._desks:
-                ray.kill(desk.actor)
+            self._seats.close()
+
+    def _take(self, timeout_s: float) -> None:
+        for event in self._seats.step(timeout_s):
+            if isinstance(event, Opened):
+                self._welcome(event)
+            elif isinstance(event, Heard):
+                self._handle(event)
+            elif isinstance(event, Lost):
+                self._scheduler.remove_card(event.desk.card, Gone(label(event.desk.card), event.why))
+                if event.desk in self._attempts:
+                    self._end(event.desk, Outcome(Verdict.ERROR, event.reason, f"{label(event.desk.card)}: {event.why}"))
+            else:
+                self._part(event)
 
     # --- cards ------------------------------------------------------------------------------------
 
-    def _open(self, seats: Sequence[Seat]) -> None:
-        """Start an actor per seat; a seat that does not answer is told and left out."""
-        started = [(seat, self._start(seat)) for seat in seats]
-        for seat, actor in started:
-            try:
-                card = ray.get(actor.card.remote(), timeout=START_S)
-            except (RayError, GetTimeoutError) as error:
-                self._watcher.event(f"{seat.kind}{seat.index}", "-", f"seat left out: {_first_line(error)}")
-                ray.kill(actor)
-                continue
-            self._desks.append(_Desk(seat, actor, card))
-            self._scheduler.add_card(card)
+    def _welcome(self, event: Opened) -> None:
+        card = event.desk.card
+        if event.standing is not None:
+            self._quarantine(event.desk, event.standing)
+            return
+        self._scheduler.add_card(card)
+        if not event.again:
+            self._note(CardEvent.JOINED if self._begun else CardEvent.READY, card)
 
-    def _start(self, seat: Seat) -> Any:
-        cpus = max(1.0, _cpus(seat.node))
-        resources = {"num_gpus": 1} if seat.kind == "cuda" else {"num_cpus": min(1.0, cpus / seat.of)}
-        return ray.remote(Worker).options(
-            max_restarts=0, max_task_retries=0, max_concurrency=2,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=seat.node, soft=False), **resources,
-        ).remote(seat, self._info, self._cache)
+    def _quarantine(self, desk: Desk, quarantine: Quarantine) -> None:
+        self._seats.rest(desk, quarantine.until_utc)
+        self._scheduler.remove_card(desk.card, Gone(label(desk.card), str(quarantine)))
+        self._note(CardEvent.QUARANTINED, desk.card, reason=quarantine.reason.value, detail=str(quarantine),
+                   until=quarantine.until_utc)
 
-    def _replace(self, desk: _Desk) -> None:
-        """A new actor for a seat whose actor died; the card is the same."""
-        self._scheduler.remove_card(desk.card.uuid)
-        self._desks.remove(desk)
-        self._open([desk.seat])
+    def _part(self, event: Closed) -> None:
+        card, seat = event.card, event.seat
+        if card is not None:
+            self._scheduler.remove_card(card, Gone(label(card), event.why))
+            self._note(CardEvent.LOST, card, detail=event.why)
+            return
+        name = f"{seat.kind} seat {seat.index + 1}/{seat.of}"
+        self._scheduler.miss_card(Gone(f"{name} of {event.node}", event.why), cuda=seat.kind == "cuda")
+        self._log.note(CardEvent.LEFT_OUT, None, name, host=event.node.host, detail=event.why)
+
+    def _note(self, event: CardEvent, card: Card, **more: Any) -> None:
+        self._log.note(event, card, label(card), host=card.host, **more)
 
     # --- attempts ---------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        for desk in self._desks:
-            if desk.assignment is None and (assignment := self._scheduler.next(desk.card.uuid)) is not None:
-                desk.assignment, desk.rows = assignment, {}
-                attempt = self._number(assignment.cell, assignment.attempt)
-                self._watcher.event(label(desk.card), assignment.cell, f"attempt {attempt}")
-                desk.stream = desk.actor.run.options(num_returns="streaming").remote(
-                    self._cells[assignment.cell], attempt)
+        for desk in self._seats.desks:
+            if desk not in self._attempts and (assignment := self._scheduler.next(desk.card.uuid)) is not None:
+                self._attempts[desk] = _Attempt(assignment)
+                self._watcher.event(label(desk.card), assignment.cell, f"attempt {assignment.attempt}")
+                self._seats.give(desk, self._cells[assignment.cell], assignment.attempt)
 
-    def _take(self, timeout_s: float) -> None:
-        """Wait for the next event of any card, and take what has come."""
-        busy = {desk.stream: desk for desk in self._desks if desk.stream is not None}
-        if not busy:
-            return
-        ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout_s, fetch_local=True)
-        for stream in ready:
-            desk = busy[stream]
-            try:
-                self._handle(desk, ray.get(next(stream)))
-            except StopIteration:  # the generator ended without Ended: the worker broke its own contract
-                self._end(desk, Outcome(Verdict.ERROR, Reason.FARM_ERROR, "the worker ended without an outcome"))
-            except RayActorError as error:
-                self._end(desk, Outcome(
-                    Verdict.ERROR, Reason.ACTOR_DIED,
-                    f"the actor on {label(desk.card)} died: {_first_line(error)}"))
-                self._replace(desk)
-            except RayError as error:
-                self._end(desk, Outcome(Verdict.ERROR, Reason.FARM_ERROR, _first_line(error)))
-
-    def _handle(self, desk: _Desk, event: Progress | Rows | Ended) -> None:
-        assert desk.assignment is not None
+    def _handle(self, heard: Heard) -> None:
+        desk, event, attempt = heard.desk, heard.event, self._attempts[heard.desk]
         if isinstance(event, Progress):
-            self._watcher.event(label(desk.card), desk.assignment.cell, event.text)
+            self._watcher.event(label(desk.card), attempt.assignment.cell, event.text)
         elif isinstance(event, Rows):
-            desk.rows.setdefault(event.table, []).extend(event.rows)
+            attempt.rows.setdefault(event.table, []).extend(event.rows)
+        elif event is None:
+            self._end(desk, Outcome(Verdict.ERROR, Reason.FARM_ERROR, heard.why))
         else:
+            desk.stream = None
+            if event.quarantine is not None:
+                self._quarantine(desk, event.quarantine)
             self._end(desk, event.outcome, event.row)
 
-    def _end(self, desk: _Desk, outcome: Outcome, row: dict[str, Any] | None = None) -> None:
-        assignment, desk.assignment, desk.stream = desk.assignment, None, None
-        assert assignment is not None
-        final = self._scheduler.finished(assignment.cell, outcome.verdict, outcome.reason)
-        self._close_cell(assignment.cell, assignment.attempt, outcome, final=final, row=row, rows=desk.rows, desk=desk)
+    def _end(self, desk: Desk, outcome: Outcome, row: dict[str, Any] | None = None) -> None:
+        attempt = self._attempts.pop(desk)
+        cell = attempt.assignment.cell
+        outcome = together(outcome, self._before.get(cell, ()))
+        final = self._scheduler.finished(cell, outcome.verdict, outcome.reason)
+        self._close_cell(cell, attempt.assignment.attempt, outcome, final=final, row=row, rows=attempt.rows, card=desk.card)
         if not final:
-            self._watcher.event(label(desk.card), assignment.cell,
+            self._watcher.event(label(desk.card), cell,
                                 f"{outcome.reason.value}: {_first_line(outcome.detail)}; will be tried again")
-        desk.rows = {}
 
-    def _abandon_stranded(self) -> None:
-        for cell in self._scheduler.stranded():
-            self._close_cell(cell, 1, Outcome(Verdict.ERROR, Reason.NO_CARD, "no card is left to run it on"),
-                             final=True)
+    def _drop_unplaced(self) -> None:
+        if self._seats.hopeful:  # a card may come that can run them
+            return
+        for end in self._scheduler.unplaced():
+            reason = Reason.NO_CARD if end.verdict is Verdict.ERROR else Reason.NEEDS_UNMET
+            self._close_cell(end.cell, end.attempt, Outcome(end.verdict, reason, end.why), final=True)
 
     def _close_cell(self, cell: str, attempt: int, outcome: Outcome, *, final: bool, row: dict[str, Any] | None = None,
-                    rows: Mapping[str, list[dict[str, Any]]] | None = None, desk: _Desk | None = None) -> None:
+                    rows: Mapping[str, list[dict[str, Any]]] | None = None, card: Card | None = None) -> None:
         """Commit an attempt with all its rows; rows that the store refuses make it an ERROR, never a lost cell."""
-        number = self._number(cell, attempt)
-        card = {} if desk is None else {"card": desk.card.uuid, "card_name": desk.card.name, "host": desk.card.host}
-        evidence = Evidence(self._info, self._cells[cell], number, card=card)
+        facts = {} if card is None else {"card": card.uuid, "card_name": card.name, "host": card.host}
+        evidence = Evidence(self._info, self._cells[cell], attempt, card=facts)
         if row is None:  # the worker could not say it itself
             row = evidence.cell_row(outcome, final=final)
+        row |= {"final": final, "verdict": outcome.verdict.value, "reason": outcome.reason.value, "detail": outcome.detail}
         try:
-            self._store.commit(self._info.run, cell, number, {**(rows or {}), "cells": [row | {"final": final}]})
+            self._store.commit(self._info.run, cell, attempt, {**(rows or {}), "cells": [row]})
+        except ResultsUnwritable:
+            raise  # the disk refuses, not a row: the run ends, and its resume runs this cell
         except FarmError as error:
             outcome = Outcome(Verdict.ERROR, Reason.FARM_ERROR, f"its rows were refused: {error}")
-            self._store.commit(self._info.run, cell, number, {"cells": [evidence.cell_row(outcome, final=final)]})
+            self._store.commit(self._info.run, cell, attempt, {"cells": [evidence.cell_row(outcome, final=final)]})
         if final:
             self._outcomes[cell] = outcome
             self._watcher.finished(cell, outcome)
-
-    def _number(self, cell: str, attempt: int) -> int:
-        return self._committed.get(cell, 0) + attempt
 
 
 def label(card: Card) -> str:
     """What a line calls a card: two cards of one name must be told apart."""
     return f"{card.name} {card.uuid[-5:]}"
-
-
-def _cpus(node: str) -> float:
-    return next((float(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["NodeID"] == node), 0.0)
 
 
 def _first_line(said: object) -> str:

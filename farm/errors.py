@@ -62,6 +62,11 @@ class EnvironmentBuildError(FarmError):
     reason = Reason.ENV_BUILD_FAILED
 
 
+class ResultsUnwritable(FarmError):
+    """The results root takes no more rows (disk full, read-only, gone).  Ends the run, never a cell: its rows are not lost
+    to a verdict, it is run again when the run is resumed."""
+
+
 class SkipCell(FarmError):
     """The card cannot run this cell."""
 
@@ -110,6 +115,14 @@ class RequestFailed(FarmError):
     """A request failed, was cut, or ran past its deadline."""
 
     reason = Reason.REQUEST_FAILED
+
+
+class RequestOverdue(RequestFailed):
+    """A request ran past its deadline; `heard`: whether any event of an answer had come.  `log_tail` as in BootFailure."""
+
+    def __init__(self, message: str, *, heard: bool, log_tail: str = "") -> None:
+        super().__init__(message)
+        self.heard, self.log_tail = heard, log_tail
 
 
 class TestProcessLost(FarmError):

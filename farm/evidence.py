@@ -74,6 +74,8 @@ class Evidence:
     arms: dict[str, BuiltArm] = field(default_factory=dict)
     versions: Mapping[str, str | None] = field(default_factory=dict)  # vllm, torch, triton, transformers, python
     model_sha256: str | None = None
+    drafter_sha256: str | None = None
+    launcher_sha256: str | None = None  # of the start script
     started: datetime = field(default_factory=utc_now)
 
     def row(self, tagged: Tagged, started: datetime | None = None) -> tuple[str, dict[str, Any]]:
@@ -107,7 +109,8 @@ class Evidence:
             "pin": self.cell.pin.name, "flavour": self.cell.pin.config.flavour, "series": self.info.series,
             "seed": self.cell.seed, "series_sha256": self.cell.series_sha256, "project_commit": self.info.project_commit,
             "project_dirty": self.info.project_dirty, "profile": self.cell.profile,
-            "model_sha256": self.model_sha256, **self.versions, **self.card,
+            "model_sha256": self.model_sha256, "drafter_sha256": self.drafter_sha256,
+            "launcher_sha256": self.launcher_sha256, **self.versions, **self.card,
         }
         if arm is not None and arm in self.arms:
             row |= {"tree": self.arms[arm].tree, "patches": self.arms[arm].patch_structs()}

@@ -173,13 +173,6 @@ def predict(config: Mapping[str, Any], served: Serving, kind: str = "cuda") -> P
     return Prediction(block, round(100 * (block * token - state) / state, 2))
 
 
-def predicted_block_size(config: Mapping[str, Any], *, kv_cache_dtype: str, speculative_tokens: int, kind: str = "cuda",
-                         **serving_fields: Any) -> int | None:
-    """`predict` for a few fields of Serving, given by name; None where it gives a reason instead."""
-    served = Serving(kv_cache_dtype=kv_cache_dtype, speculative_tokens=speculative_tokens, **serving_fields)
-    return predict(config, served, kind).block_size
-
-
 def _dtypes(text: Mapping[str, Any], served: Serving, reads_config: bool) -> tuple[str, str, str]:
     """Of the convolution's window, of the recurrent matrix, and of keys and values."""
     model = _model_dtype(text, served.dtype)
@@ -235,11 +228,6 @@ def _ceil(dividend: int, divisor: int) -> int:
 
 
 # --- align mode -----------------------------------------------------------------------------
-
-
-def chunk_blocks(block_size: int, max_num_batched_tokens: int = 2048) -> int:
-    """Whole blocks that one prefill step takes; 0: a block is longer than a step, which then ends inside it."""
-    return max_num_batched_tokens // block_size
 
 
 def cached_tokens(prefix_tokens: int, block_size: int, served: Serving) -> int | None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import httpx
 
-from farm import attest, cmdline, ports, probing
+from farm import attest, cmdline, isolation, ports, probing
 from farm.childenv import child_environment, redact_argv
 from farm.client import Address
 from farm.errors import FarmError, InvalidMeasurement, RequestFailed, ServerLost
@@ -50,6 +50,8 @@ class Start(Protocol):
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     cwd: Path
+    within: tuple[str, ...]  # the command of the sandbox that `argv` runs in; empty: in none
+    trusted: bool  # whether it may gain privileges (sudo), as a user's own script may, and a patch may not
     advice: str  # what to do where another tree runs
 
     def listening(self, processes: Processes) -> Address | None:
@@ -59,7 +61,7 @@ class Start(Protocol):
         """The model's name in requests.  Raises RequestFailed, InvalidMeasurement for another model."""
 
     def proved(self, pid: int, processes: Processes) -> Served:
-        """Who serves, once it does; `pid` is of what we started.
+        """Who serves, once it does; `pid` is of the command that we started.
 
         Raises InvalidMeasurement where that is not what was asked for, ServerLost where nobody serves any more.
         """
@@ -70,10 +72,17 @@ class Start(Protocol):
 
 @contextmanager
 def prepared(spec: ServerSpec, folder: Path) -> Iterator[Start]:
-    """The way to start this server, with what it needs in the private `folder`; a port is held until the end."""
+    """The way to start this server, with what it needs in the private `folder`; a port is held until the end.
+
+    Raises InvalidMeasurement (bad-config) for a start script that is to run in a sandbox.
+    """
     if spec.launcher is None:
         yield OnSocket(spec, folder)
         return
+    if spec.sandbox is not None:
+        raise InvalidMeasurement(
+            f"{spec.launcher.script} serves on a port, and isolation: bwrap leaves its server no network to be reached by; use "
+            "a profile without a launcher, whose server listens on a Unix socket, or isolation: none", reason=Reason.BAD_CONFIG)
     with ports.held() as port:
         yield OnPort(spec, spec.launcher, port, folder)
 
@@ -81,6 +90,7 @@ def prepared(spec: ServerSpec, folder: Path) -> Iterator[Start]:
 class OnSocket:
     """`vllm serve` of the tree on a Unix socket: nothing to collide on, nothing to reach from outside."""
 
+    trusted = False
     advice = "look for another vllm on its PYTHONPATH or in its site-packages"
 
     def __init__(self, spec: ServerSpec, folder: Path) -> None:
@@ -92,10 +102,11 @@ class OnSocket:
         self.argv = (str(spec.python), "-m", "vllm.entrypoints.cli.main", "serve", str(spec.model), *spec.args,
                      "--served-model-name", MODEL_NAME, "--uds", str(path))
         self.environment: Mapping[str, str] = child_environment(
-            {**spec.env, **_probe(spec)}, tree=spec.tree, site=spec.site, caches=spec.caches, card=spec.card,
-            carried=spec.carried)[0]
+            {**spec.env, **_probe(spec), **({} if spec.sandbox is None else isolation.VARIABLES)}, tree=spec.tree,
+            site=spec.site, caches=spec.caches, card=spec.card, carried=spec.carried)[0]
         self.cwd = folder / "cwd"  # first on the path of `python -m`: an empty one of ours
         self.cwd.mkdir()
+        self.within = () if spec.sandbox is None else _sandboxed(spec, spec.sandbox, folder, self.cwd, self.environment)
         self._address = Address(socket=path)
 
     def listening(self, processes: Processes) -> Address | None:
@@ -114,6 +125,8 @@ class OnSocket:
 class OnPort:
     """A start script that serves on a loopback port of our choice."""
 
+    within = ()
+    trusted = True
     advice = ("let the start script call `vllm` or `python` as its PATH has them when it begins: without activating an "
               "environment, without naming one by its path, and with nothing put before the tree on PYTHONPATH")
 
@@ -176,6 +189,16 @@ class OnPort:
             return ""
         elsewhere = f", but on {', '.join(sorted(map(str, found)))}" if found else ""
         return f"; it does not listen on port {self.port}, which it was given in {self._launcher.port_env}{elsewhere}"
+
+
+def _sandboxed(spec: ServerSpec, sandbox: isolation.Sandbox, folder: Path, cwd: Path,
+               environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What a server sees: its interpreter, tree and model, whatever its profile names; it writes to its caches and `folder`."""
+    told = [path for path in (spec.attest, spec.probe) if path is not None]
+    for path in told:
+        path.touch()  # shown alone: beside it lie logs of other boots
+    return sandbox.for_tree(spec.python, (spec.tree, spec.site, spec.model, spec.carried), (spec.caches, folder, *told),
+                            environment, card=spec.card, cwd=cwd, words=spec.args)
 
 
 def _probe(spec: ServerSpec) -> dict[str, str]:

@@ -13,18 +13,18 @@ none is left.  The shim exists because Ray kills the direct children of an
 actor that dies: it takes that blow, and the supervisor lives to clean up.
 Should the supervisor itself be killed, the child dies with it (parent-death
 signal) and the caller sweeps the rest by the `FARM_LIFELINE` mark that they carry.
+Should both be killed, the next farm on this host does (farm.sweep), from the
+record that the supervisor writes when it starts and removes when nothing is left.
 
-Standard library only: the supervisor is this very file, run by path in
-isolated mode.  The lifeline is lost to a caller that forks without exec.
+The supervisor is farm/supervisor.py, run by path.  The lifeline is lost to a
+caller that forks without exec.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -36,11 +36,22 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-MARK = "FARM_LIFELINE"  # environment variable: every process of one tree carries the same value
-RUN_MARK, CELL_MARK = "FARM_RUN", "FARM_CELL"  # set by the caller; the supervisor carries them too
-GRACE_S = 3.0  # from TERM to KILL where the caller gave no other
-STUBBORN_S = 10.0  # after KILL, how long to wait for the kernel before a process counts as left
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+from farm import supervisor
+from farm.supervisor import (
+    CELL_MARK,
+    GRACE_S,
+    MARK,
+    RUN_MARK,
+    STUBBORN_S,
+    carrying,
+    descendants,
+    line_of,
+    parents,
+    regions,
+    remove_regions,
+    signal_all,
+    world,
+)
 
 
 class ProcessesLeft(OSError):
@@ -52,54 +63,11 @@ class ProcessesLeft(OSError):
                          "look at them with `ps -o pid,stat,wchan,args`: state D is a kernel or driver wait")
 
 
-# --- the process table ----------------------------------------------------------------------
-
-
-def _parents() -> dict[int, int]:
-    """pid -> parent pid, of everything that runs."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):  # ended meanwhile
-                stat = Path("/proc", entry, "stat").read_bytes()
-                parents[int(entry)] = int(stat.rpartition(b")")[2].split()[1])  # the name may hold anything
-    return parents
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, zombies included, parents before their children."""
-    children: dict[int, list[int]] = {}
-    for child, parent in _parents().items():
-        children.setdefault(parent, []).append(child)
-    found = [pid]
-    for known in found:
-        found.extend(children.get(known, ()))
-    return found[1:]
-
-
-def carrying(name: str, value: str) -> list[int]:
-    """Other processes that were started with this environment variable, those that are ending left out."""
-    wanted = f"{name}={value}".encode()
-    found = []
-    for pid in _parents():
-        with contextlib.suppress(OSError):
-            if pid != os.getpid() and wanted in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
-
-
 def processes_of_run(run: str) -> list[int]:
     """Everything on this machine that was started for a run: supervisors, servers, tests, and their children."""
     return carrying(RUN_MARK, run)
 
 
-def _signal_all(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-# --- the caller's side ----------------------------------------------------------------------
 
 
 class Supervised:
@@ -111,9 +79,12 @@ class Supervised:
     `pid` is the child's process id, session and group.  May be used from several threads.
     """
 
-    def __init__(self, shim: subprocess.Popen, channel: socket.socket, mark: str, argv: Sequence[str]) -> None:
+    def __init__(self, shim: subprocess.Popen, channel: socket.socket, mark: str, argv: Sequence[str],
+                 within: Sequence[str] = (), record: Path | None = None) -> None:
         self.argv = tuple(argv)
         self.mark = mark
+        self.record = record
+        self._within = tuple(within)
         self.pid = 0
         self.supervisor_pid = 0
         self._shim, self._channel = shim, channel
@@ -127,12 +98,16 @@ class Supervised:
     @classmethod
     def start(cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | Path, stdout_path: str | Path,
               stderr_path: str | Path | None = None, stdin_path: str | Path | None = None,
-              cores: Sequence[int] = ()) -> Supervised:
+              cores: Sequence[int] = (), within: Sequence[str] = (), records: Path | None = None,
+              may_gain_privileges: bool = False) -> Supervised:
         """Start `argv` with exactly `env` (plus MARK) and return once it runs.
 
         Output is appended to `stdout_path`; stderr goes there too unless it has a path of its own.
         stdin is empty unless it has a path.  `cores` limits the tree to these CPUs.  Core dumps are
-        off.  Raises OSError where the command cannot be started.
+        off.  `within` is the command of a sandbox in which `argv` runs (farm.isolation); at the end the
+        sandbox is left alone until what is in it has had its grace.  `records` is the folder for the
+        record that farm.sweep reads.  Unless it `may_gain_privileges`, no sudo or other setuid program
+        works in the tree.  Raises OSError where the command cannot be started.
         """
         ours, theirs = socket.socketpair()
         mark = uuid.uuid4().hex
@@ -140,15 +115,20 @@ class Supervised:
         needed |= {name: env[name] for name in (RUN_MARK, CELL_MARK) if name in env}
         with theirs:
             shim = subprocess.Popen(
-                [sys.executable, "-I", "-S", os.path.abspath(__file__), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", os.path.abspath(supervisor.__file__), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], start_new_session=True, cwd="/", env={**needed, MARK: mark},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
-        child = cls(shim, ours, mark, argv)
+        record = None if records is None else records / f"{mark}.json"
+        child = cls(shim, ours, mark, argv, within, record)
         # SPT_NOENV: setproctitle (vLLM names its engines with it) would wipe the environment that the marks stand in.
-        order = {"argv": [str(a) for a in argv], "env": {**env, MARK: mark, "SPT_NOENV": "1"}, "cwd": str(cwd),
-                 "cores": list(cores), "stdout": str(stdout_path), "stderr": None if stderr_path is None else str(stderr_path),
-                 "stdin": None if stdin_path is None else str(stdin_path)}
+        order = {
+            "argv": [str(a) for a in (*within, *argv)], "env": {**env, MARK: mark, "SPT_NOENV": "1"}, "cwd": str(cwd),
+            "cores": list(cores), "wrapped": bool(within), "privileges": may_gain_privileges or bool(within),
+            "stdout": str(stdout_path), "stderr": None if stderr_path is None else str(stderr_path),
+            "stdin": None if stdin_path is None else str(stdin_path),
+            "record": None if record is None else str(record), "life": _life(mark, env),
+        }
         ours.sendall(json.dumps(order).encode() + b"\n")
         child._listen(lambda: child.pid or child._failed, timeout_s=30.0)
         if not child.pid:
@@ -171,16 +151,30 @@ class Supervised:
         return self._status
 
     def processes(self) -> list[int]:
-        """Process ids of the child and all its descendants that are there now."""
-        return [] if self._ended else descendants(self.supervisor_pid)
+        """Process ids of the child and all its descendants that are there now; a sandbox's own left out."""
+        if self._ended:
+            return []
+        if not self._within:
+            return descendants(self.supervisor_pid)
+        inits = [pid for pid, parent in parents().items() if parent == self.pid]
+        return [pid for init in inits for pid in descendants(init)]
+
+    @property
+    def command_pid(self) -> int:
+        """Process id of `argv` itself, which in a sandbox is not the child; `pid` where it has ended."""
+        return self.pid if not self._within else next(iter(self.processes()), self.pid)
+
+    def note_regions(self) -> None:
+        """Record the files of offloaded blocks that the tree has mapped by now, for whoever must remove them."""
+        if not self._within and (found := regions(self.processes())):  # a sandbox has a /dev/shm of its own
+            self._send(regions=sorted(found))
 
     def terminate(self, grace_s: float = GRACE_S) -> int:
         """End the whole tree: TERM, KILL after `grace_s` seconds, and wait until nothing is left.
 
         Returns the child's exit status.  Raises ProcessesLeft.  Calling it again is harmless.
         """
-        with contextlib.suppress(OSError), self._lock:  # the supervisor may have finished already
-            self._channel.sendall(json.dumps({"terminate": grace_s}).encode() + b"\n")
+        self._send(terminate=grace_s)
         self._listen(lambda: self._left is not None, grace_s + STUBBORN_S + 5.0)
         self._close()
         if self._left is None:
@@ -194,6 +188,10 @@ class Supervised:
 
     def __exit__(self, *exc: object) -> None:
         self.terminate()
+
+    def _send(self, **order: object) -> None:
+        with contextlib.suppress(OSError), self._lock:  # the supervisor may have finished already
+            self._channel.sendall(json.dumps(order).encode() + b"\n")
 
     def _listen(self, enough, timeout_s: float) -> None:
         """Read reports until `enough()`, the supervisor hangs up, or time is over."""
@@ -242,126 +240,21 @@ class Supervised:
 
     def _sweep(self) -> list[int]:
         """The supervisor is gone without a word: kill what carries the mark."""
+        pids = carrying(MARK, self.mark)
+        mapped = set() if self._within else regions(pids)
         deadline = time.monotonic() + STUBBORN_S
-        while (pids := carrying(MARK, self.mark)) and time.monotonic() < deadline:
-            _signal_all(pids, signal.SIGKILL)
+        while pids and time.monotonic() < deadline:
+            signal_all(pids, signal.SIGKILL)
             time.sleep(0.05)
+            pids = carrying(MARK, self.mark)
+        if not pids:
+            remove_regions(mapped)
+            if self.record is not None:
+                self.record.unlink(missing_ok=True)
         return pids
 
 
-# --- the supervisor's side ------------------------------------------------------------------
-
-
-def _enter_child(libc: ctypes.CDLL, cores: Sequence[int]) -> None:
-    """Runs between fork and exec; the supervisor has one thread, so Python is safe there."""
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a server that aborts would write its whole memory
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
-class _Supervisor:
-    """Starts one child, reports, and ends the tree; one instance, one process, one thread."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
-        self.child = 0
-        self.ending = False
-        self.kill_at = float("inf")
-
-    def tell(self, **report: object) -> None:
-        with contextlib.suppress(OSError):  # the caller may be gone
-            self.channel.sendall(json.dumps(report).encode() + b"\n")
-
-    def start(self, order: dict, libc: ctypes.CDLL) -> None:
-        with contextlib.ExitStack() as files:
-            out = files.enter_context(open(order["stdout"], "ab"))
-            err = files.enter_context(open(order["stderr"], "ab")) if order["stderr"] else subprocess.STDOUT
-            source = files.enter_context(open(order["stdin"] or os.devnull, "rb"))
-            # Kept: a dropped Popen collects the child itself, and its exit status would be lost.
-            self.process = subprocess.Popen(
-                order["argv"], env=order["env"], cwd=order["cwd"], stdin=source, stdout=out, stderr=err,
-                start_new_session=True, preexec_fn=lambda: _enter_child(libc, order["cores"]),
-            )
-        self.child = self.process.pid
-
-    def reap(self) -> None:
-        """Collect whoever has ended: the child, and orphans that came here."""
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self.child:
-                    self.tell(status=os.waitstatus_to_exitcode(status))
-                    self.end(GRACE_S)
-
-    def end(self, grace_s: float) -> None:
-        """Ask everything to end; a later call can only shorten the grace."""
-        self.kill_at = min(self.kill_at, time.monotonic() + grace_s)
-        if not self.ending:
-            self.ending = True
-            _signal_all(descendants(os.getpid()), signal.SIGTERM)
-
-    def hear(self) -> bool:
-        """Read the caller's orders.  False: it is gone."""
-        try:
-            data = self.channel.recv(65536)
-        except ConnectionError:
-            data = b""
-        for line in data.splitlines():
-            self.end(float(json.loads(line)["terminate"]))
-        return bool(data)
-
-    def run(self, wakeup: socket.socket) -> None:
-        sources: list[socket.socket] = [self.channel, wakeup]
-        while True:
-            self.reap()
-            now = time.monotonic()
-            if self.ending:
-                alive = descendants(os.getpid())
-                if not alive or now > self.kill_at + STUBBORN_S:
-                    self.tell(left=alive)
-                    return
-                if now >= self.kill_at:
-                    _signal_all(alive, signal.SIGKILL)
-            ready, _, _ = select.select(sources, [], [], 0.02 if self.ending else None)
-            if wakeup in ready:
-                wakeup.recv(4096)
-            if self.channel in ready and not self.hear():
-                sources.remove(self.channel)
-                self.end(GRACE_S)
-
-
-def _supervise(fd: int) -> None:
-    channel = socket.socket(fileno=fd)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    supervisor = _Supervisor(channel)
-    # Handlers instead of SIG_IGN: a child would inherit the ignoring.
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: supervisor.end(GRACE_S))
-    with channel.makefile("rb") as stream:
-        order = stream.readline()
-    if not order:
-        return  # the caller died before it had ordered anything
-    try:
-        supervisor.start(json.loads(order), libc)
-    except (OSError, subprocess.SubprocessError) as error:
-        supervisor.tell(failed=str(error))
-        return
-    supervisor.tell(pid=supervisor.child, supervisor=os.getpid())
-    supervisor.run(ours)
-
-
-if __name__ == "__main__":
-    supervisor_pid = os.fork()
-    if supervisor_pid:
-        os.close(int(sys.argv[1]))
-        os.waitpid(supervisor_pid, 0)
-    else:
-        _supervise(int(sys.argv[1]))
+def _life(mark: str, env: Mapping[str, str]) -> dict[str, object]:
+    """What a record says of who started the tree; farm.sweep reads it."""
+    return {"mark": mark, "run": env.get(RUN_MARK), "cell": env.get(CELL_MARK), "world": world(),
+            "owners": line_of(os.getpid())}

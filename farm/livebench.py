@@ -6,8 +6,6 @@ import hashlib
 import json
 import random
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,15 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from farm import cards, childenv, geometry, lifeline, models, probing, server, testrun
+from farm import childenv, folders, geometry, isolation, lifeline, models, places, probing, server, sweep, testrun
 from farm.bench import Arm, BootFacts, BootSlot, Card, PatchTriage, Prompt, Server, Suite, TestRun, balanced_order
 from farm.environment import Environment
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
-from farm.evidence import BuiltArm, Evidence, Span
+from farm.evidence import BuiltArm, Evidence, Policy, Span
+from farm.keeper import Keeper
 from farm.pins import Pin, PinStore
 from farm.plan import Cell, PinSpec
 from farm.pristine import Pristine
-from farm.profilefile import DrafterConfig, ModelConfig
+from farm.profilefile import DrafterConfig, ModelConfig, script_sha256
 from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.serverspec import ServerSpec
 from farm.trees import Tree, TreeStore
@@ -67,6 +66,9 @@ class LiveBench:
     _evidence: Evidence
     _spans: list[Span]
     _pristine: Pristine
+    _keeper: Keeper
+    _sandbox: isolation.Sandbox | None  # for whatever runs a tree's code
+    _records: Path  # see farm.sweep
     _model: models.ModelFiles | None = None
     _booted: set[str] = field(default_factory=set)  # arms that have been healthy in this cell
     _phase: datetime = field(default_factory=utc_now)  # when what is being done now began
@@ -74,11 +76,13 @@ class LiveBench:
 
     @classmethod
     def prepare(cls, workshop: Workshop, cell: Cell, card: Card, evidence: Evidence, spans: list[Span], *,
-                emit: Callable[[Tagged], None], progress: Progress) -> LiveBench:
+                emit: Callable[[Tagged], None], progress: Progress, keeper: Keeper,
+                policy: Policy = Policy()) -> LiveBench:
         """Build what the cell needs on this node: the pin's environment, a tree per arm, the model.
 
-        Raises EnvironmentBuildError, PinError, SeriesError.
+        Raises EnvironmentBuildError, PinError, SeriesError, FarmError (isolation-missing).
         """
+        sandbox = isolation.Sandbox.find() if policy.isolation == "bwrap" and cell.arms else None
         pin = _pin(cell.pin)
         pristine = workshop.pins.pristine(pin, progress)
         environment = None  # of a cell without arms: nothing runs there
@@ -94,10 +98,16 @@ class LiveBench:
             for patch in tree.patches:
                 emit(Tagged(patch, {"arm": name}))
         bench = cls(card, cell.pin.name, cell.pin.config.version, cell.profile, arms, random.Random(cell.seed), cell.id,
-                    progress, emit, cell, workshop, environment, trees, evidence, spans, pristine)
+                    progress, emit, cell, workshop, environment, trees, evidence, spans, pristine, keeper, sandbox,
+                    sweep.records(places.host_state()))
         if cell.profile_config is not None:
             bench._model = _model_files(cell.profile_config.model, workshop)
             evidence.model_sha256 = bench._model and bench._model.sha256
+            drafter, launcher = cell.profile_config.drafter, cell.profile_config.launcher
+            if drafter is not None and (drafts := _model_files(drafter, workshop)) is not None:
+                evidence.drafter_sha256 = drafts.sha256
+            if launcher is not None:
+                evidence.launcher_sha256 = script_sha256(launcher.found().script)
         return bench
 
     @property
@@ -121,7 +131,8 @@ class LiveBench:
             profile = profile.drafting_with(drafter.path)
         tree = self._trees[slot.arm]
         self.progress(f"{slot.arm} boot {slot.boot}: starting")
-        self._evidence.card = cards.conditions(self.card)
+        idle = self._keeper.gate(self.progress)
+        self._evidence.card = self._keeper.conditions()
         log = self._log_path(f"boot-{slot.order}-{slot.arm}.log")
         spec = ServerSpec(
             python=self._environment.python, tree=tree.root, site=self._environment.site,
@@ -132,11 +143,11 @@ class LiveBench:
             expected=profile.expect.facts(arm.args, self._predicted_block((*profile.served_args, *arm.args))),
             carried=probing.install(self._workshop.root), attest=log.with_suffix(".attest"),
             probe=log.with_suffix(".probe") if slot.probe else None,
+            sandbox=self._sandbox, records=self._records,
             stall_s=profile.stall_s, deadline_s=profile.boot_deadline_s,
         )
         began, facts, log_tail, torn_down_from = utc_now(), None, None, None
         booted_at = self._phase = began
-        memory_before = cards.memory_used_bytes(self.card)
         try:
             with server.boot(spec, self.progress) as running:
                 facts = running.facts
@@ -147,7 +158,7 @@ class LiveBench:
                 self._span("requests", slot.arm, began)
                 began = torn_down_from = utc_now()
                 facts = running.facts  # again: lines about compilation come while it serves
-            cards.wait_memory_back(self.card, memory_before)
+            self._keeper.wait_memory_back(idle)
         except BootFailure as error:
             log_tail = error.log_tail or str(error)
             if facts is None and is_the_trees_fault(error, self.arms[slot.arm], self._booted):
@@ -157,7 +168,7 @@ class LiveBench:
         finally:
             ended, self._server = utc_now(), None
             self._span("boot" if facts is None else "teardown", slot.arm, began)
-            self._evidence.card = {**self._evidence.card, "power_limit_after_w": cards.power_limit_w(self.card)}
+            self._evidence.card = {**self._evidence.card, "power_limit_after_w": self._keeper.power_limit_w()}
             served, facts = facts is not None and log_tail is None, facts or BootFacts()
             self._emit(Tagged(
                 BootRow(served, log_tail, facts.gaps,
@@ -198,23 +209,27 @@ class LiveBench:
         pin = _pin(self._spec.pin)
         sdist = None if suite.source == "series" else self._workshop.pins.sdist(self.version, pin, self.progress)
         newer = self._workshop.pins.sdist(suite.version, pin, self.progress) if suite.source == "newer" else None
-        with self._scratch_dir() as scratch, self._spanned("tests", arm):
+        with folders.private() as scratch, self._spanned("tests", arm):
             spec = testrun.TestRunSpec(
                 python=self._environment.python, tree_root=self._trees[arm].root, site=self._environment.site,
                 suite=suite, pin_tests=sdist, newer_tests=newer, series_tests=self._spec.tests,
-                env=self._environment_of(arm), scratch=scratch,
+                env=self._environment_of(arm), scratch=scratch, card=self.card, sandbox=self._sandbox,
+                records=self._records,
             )
             return testrun.run_suite(spec, self.progress)
 
     def python(self, arm: str, code: str, args: Mapping[str, Any], *, timeout_s: float) -> Iterator[Mapping[str, Any]]:
         tree = self._trees[arm]
-        with self._scratch_dir() as scratch, self._spanned("script", arm):
+        with folders.private() as scratch, self._spanned("script", arm):
             (scratch / "script.py").write_text(code, encoding="utf-8")
             (scratch / "args.json").write_text(json.dumps(args), encoding="utf-8")
             out, err = scratch / "out", scratch / "err"
             argv = [str(self._environment.python), str(scratch / "script.py")]
-            with lifeline.Supervised.start(argv, env=self._environment_of(arm), cwd=scratch, stdout_path=out,
-                                           stderr_path=err, stdin_path=scratch / "args.json") as child:
+            env = self._environment_of(arm)
+            within = () if self._sandbox is None else self._sandbox.for_tree(
+                self._environment.python, [tree.root, self._environment.site], [scratch], env, card=self.card, cwd=scratch)
+            with lifeline.Supervised.start(argv, env=env, cwd=scratch, stdout_path=out, stderr_path=err,
+                                           stdin_path=scratch / "args.json", within=within, records=self._records) as child:
                 status = child.wait(timeout_s)
             printed = out.read_text(encoding="utf-8", errors="replace").splitlines()
             tail = "\n".join(err.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
@@ -242,15 +257,15 @@ class LiveBench:
         return next(a for a in self._spec.arms if a.name == name)
 
     def _marks(self) -> dict[str, str]:
-        """What our processes carry in their environment, so that a sweep knows them for ours."""
-        return {"FARM_RUN": self._evidence.info.run, "FARM_CELL": self.cell}
+        """What our processes carry in their environment, so that a sweep knows them for ours, and a gate for this card's."""
+        return {"FARM_RUN": self._evidence.info.run, "FARM_CELL": self.cell, **self._keeper.marks}
 
     def _environment_of(self, arm: str) -> dict[str, str]:
         tree = self._trees[arm]
         env, _ = childenv.child_environment(
             {**self._arm(arm).env, **self._marks()}, tree=tree.root, site=self._environment.site,
             caches=self._workshop.root / "caches" / tree.id, card=self.card)
-        return env
+        return env if self._sandbox is None else {**env, **isolation.VARIABLES}
 
     def _log_path(self, name: str) -> Path:
         folder = self._workshop.root / "logs" / self._evidence.info.run / f"{self.cell}-{self._evidence.attempt}"
@@ -267,15 +282,6 @@ class LiveBench:
             yield
         finally:
             self._span(kind, arm, began)
-
-    @contextmanager
-    def _scratch_dir(self) -> Iterator[Path]:
-        """A short, private folder: a Unix socket's path may hold no more than 107 bytes."""
-        path = Path(tempfile.mkdtemp(prefix="farm-"))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def is_the_trees_fault(error: BootFailure, arm: Arm, booted: Collection[str]) -> bool:

@@ -13,12 +13,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from farm.errors import UsageError
 
 Kind = Literal["qwen3next-cpu", "qwen3_5-gpu", "dflash2-drafter"]
 KINDS: tuple[str, ...] = get_args(Kind)
+WORDS: Mapping[str, str] = MappingProxyType({
+    "qwen3next-cpu": "hybrid target for a CPU (configs/profiles/tiny-cpu.yaml)",
+    "qwen3_5-gpu": "hybrid target with the 27B model's head shapes and an MTP layer, for a CUDA card (tiny/mtp-long)",
+    "dflash2-drafter": "DFlash2 drafter of qwen3_5-gpu (tiny/dflash2-fast)",
+})
 
 BYTES = 256  # token id == byte value below this
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|mask|>")  # ids 256, 257, 258, 259
@@ -85,6 +91,11 @@ def write_model_to(kind: Kind, directory: Path) -> ModelFiles:
         raise UsageError(f"the model cannot be written to {directory}: {error.strerror or error}; name another "
                          "directory") from error
     return ModelFiles(directory, _sha256(files))
+
+
+def sha256_of(kind: Kind) -> str:
+    """The hash that a model of that kind has wherever it is written.  Raises UsageError for an unknown one."""
+    return _sha256(_files(kind))
 
 
 def _files(kind: Kind) -> dict[str, bytes]:

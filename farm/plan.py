@@ -14,6 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from farm import models
 from farm.bench import Job, Needs
 from farm.config import ArmConfig, Loaded, ProfileConfig
 from farm.dep3 import carried
@@ -66,6 +67,7 @@ class Cell:
     tests: Mapping[str, bytes] = field(default_factory=dict)  # patches/tests, by relative path
     control: Reason | None = None  # the reason that this cell must end with
     releases: tuple[Release, ...] = ()  # of a triage: its own pin last, the older ones of the matrix before it
+    identity: Mapping[str, Any] = field(default_factory=dict)  # what its id is a digest of
 
 
 def combine(job: Needs, profile: Needs | None) -> Needs:
@@ -99,10 +101,11 @@ def cells(loaded: Loaded, series: Mapping[str, Series], tests: Mapping[str, byte
             releases = _releases(loaded, pin, series) if treeless else ()
             profile_needs = planned.profile.needs.needs() if planned.profile else None
             job_needs = planned.job.needs
-            if pin.config.flavour == "cuda" and getattr(planned.job, "serves", False):
+            if pin.config.flavour == "cuda" and not treeless:  # even vLLM's tests of the scheduler touch the device
                 job_needs = combine(job_needs, Needs(cuda=True))
-            identity = _digest(planned.options, planned.profile, pin, arms, config.job, loaded.matrix.seed,
-                               tests if config.job == "unit" else {}, config.control, releases)
+            parts = _identity(planned.options, planned.profile, pin, arms, config.job, loaded.matrix.seed,
+                              tests if config.job == "unit" else {}, config.control, releases)
+            identity = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
             words = [config.job, config.name, (config.profile or "").replace("/", "-"), pin_name]
             cell_id = "-".join([w for w in words if w] + [identity[:8]])
             if len(cell_id) > 140:  # with its attempt it names files
@@ -116,7 +119,7 @@ def cells(loaded: Loaded, series: Mapping[str, Series], tests: Mapping[str, byte
                 profile_config=planned.profile, arms=arms, options=planned.options,
                 needs=combine(job_needs, profile_needs), seed=int(identity[:12], 16),
                 series_sha256=series[pin_name].sha256, tests=tests if config.job == "unit" else {},
-                control=config.control, releases=releases,
+                control=config.control, releases=releases, identity=parts,
             )
     return list(made.values())
 
@@ -154,14 +157,20 @@ def _refuse_unknown(loaded: Loaded, names: tuple[str, ...], series: Series, at: 
                 f"patch {patch!r} is not in the series of {series.directory}; it lists: {', '.join(known) or 'nothing'}", at)
 
 
-def _digest(options: Any, profile: ProfileConfig | None, pin: PinSpec, arms: tuple[ArmSpec, ...], job: str, seed: int,
-            tests: Mapping[str, bytes], control: Reason | None, releases: tuple[Release, ...]) -> str:
+def _identity(options: Any, profile: ProfileConfig | None, pin: PinSpec, arms: tuple[ArmSpec, ...], job: str, seed: int,
+              tests: Mapping[str, bytes], control: Reason | None, releases: tuple[Release, ...]) -> dict[str, Any]:
     """What makes a cell the same cell when a run is resumed: everything that could change its result."""
-    parts = {
+    return {
         "job": job, "seed": seed, "options": options, "pin": [pin.name, pin.config.model_dump(mode="json")],
         "profile": profile.model_dump(mode="json") if profile else None,
         "arms": [[a.name, [p.sha256 for p in a.patches], dict(a.env), list(a.args)] for a in arms],
         "tests": {k: hashlib.sha256(v).hexdigest() for k, v in sorted(tests.items())},
-        "control": control and control.value, "releases": [[r.pin.name, r.series.sha256] for r in releases],
+        "models": _models(profile), "control": control and control.value,
+        "releases": [[r.pin.name, r.series.sha256] for r in releases],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _models(profile: ProfileConfig | None) -> dict[str, str]:
+    """Hashes of the stand-ins that a profile serves, by kind; what lies at a path only the card's machine knows."""
+    named = [] if profile is None else [profile.model, profile.drafter]
+    return {config.tiny: models.sha256_of(config.tiny) for config in named if config is not None and config.tiny is not None}

@@ -97,7 +97,7 @@ def reached(port: int, processes: Callable[[], Collection[int]]) -> Listener | N
         if listener.pid not in own:
             raise BootFailure(
                 f"port {port}, which was allotted to this boot, is taken by {_named(listener.pid)}, which is none of its "
-                "processes: it is neither asked nor ended. Run again: another port is allotted", reason=Reason.FARM_ERROR)
+                "processes: it is neither asked nor ended. Run again: another port is allotted", reason=Reason.PORT_TAKEN)
         if not listener.loopback:
             every = ipaddress.ip_address(listener.address.partition("%")[0]).is_unspecified
             where = f"listens on every address ({listener})" if every else f"listens on {listener}"

@@ -26,6 +26,7 @@ environment of its own (farm.childenv) with a HOME that is the tree's: name what
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from farm import models, yamlfile
 from farm.bench import Needs
 from farm.bootcheck import ExpectedFacts
+from farm.errors import FarmError
 from farm.pinfile import PROJECT
+from farm.records import Reason
 from farm.serverspec import Launcher
 from farm.yamlfile import Frozen, YamlFile
 
@@ -121,6 +124,7 @@ class LauncherConfig(Frozen):
     host_env: _Variable | None = None
     model_env: _Variable | None = None
     args_env: _Variable | None = None
+    sha256: str | None = None  # of the script where the profile was read; what runs must be the same
 
     @field_validator("env", mode="before")
     @classmethod
@@ -136,8 +140,18 @@ class LauncherConfig(Frozen):
         Raises FarmError (bad-config).
         """
         bases = dict.fromkeys(base / (self.directory or "") for base in (Path.cwd(), PROJECT))
-        return Launcher.find(self.script, list(bases), args=self.args, port_env=self.port_env, host_env=self.host_env,
-                             model_env=self.model_env, args_env=self.args_env)
+        launcher = Launcher.find(self.script, list(bases), args=self.args, port_env=self.port_env, host_env=self.host_env,
+                                 model_env=self.model_env, args_env=self.args_env)
+        if self.sha256 is not None and (there := script_sha256(launcher.script)) != self.sha256:
+            raise FarmError(f"the start script {launcher.script} is not the one that the run began with (sha256 {there[:16]}, "
+                            f"it was {self.sha256[:16]}): bring both machines to one state, or start a new run",
+                            reason=Reason.BAD_CONFIG)
+        return launcher
+
+
+def script_sha256(script: Path) -> str:
+    """Of a start script's own bytes; what it sources is not in it."""
+    return hashlib.sha256(script.read_bytes()).hexdigest()
 
 
 class ExpectConfig(Frozen):
@@ -212,10 +226,15 @@ def read(file: Path, project: Path) -> ProfileConfig:
     """A profile, whose start script is looked for in the working directory, then in `project`.  Raises UsageError."""
     profile = yamlfile.validate(_expand(yamlfile.read(file)), ProfileConfig)
     launcher = profile.launcher
-    if launcher is None or launcher.directory is not None or (Path.cwd() / launcher.script).is_file() \
-            or not (project / launcher.script).is_file():
-        return profile  # where it is found then is up to the card's machine
-    return profile.model_copy(update={"launcher": launcher.model_copy(update={"directory": str(project)})})
+    if launcher is None:
+        return profile
+    if launcher.directory is None and not (Path.cwd() / launcher.script).is_file() and (project / launcher.script).is_file():
+        launcher = launcher.model_copy(update={"directory": str(project)})
+    try:
+        known = launcher.model_copy(update={"sha256": script_sha256(launcher.found().script)})
+    except FarmError:
+        known = launcher  # where it is found is up to the card's machine
+    return profile.model_copy(update={"launcher": known})
 
 
 def _expand(profile: YamlFile) -> YamlFile:

@@ -70,6 +70,7 @@ class Reason(str, Enum):
     REQUEST_FAILED = "request-failed"
     TESTS_CRASHED = "tests-crashed"
     ACTOR_DIED = "actor-died"
+    PORT_TAKEN = "port-taken"
     NO_CARD = "no-card"
     MEMORY_HELD = "memory-held"
     CARD_BUSY = "card-busy"

@@ -40,9 +40,11 @@ def to_arrow(table: str, rows: Sequence[Mapping[str, Any]], identity: Mapping[st
 
 def conform(table: pa.Table, name: str) -> pa.Table:
     """Rows of a file of any age in today's schema of table `name`: columns that the file lacks are null, columns
-    that today lacks are left out.  Raises Foreign where identity is missing or a column does not convert."""
+    that today lacks are left out.  Raises Foreign where identity is missing, or a column twice or of no such type."""
     if missing := [c for c in _REQUIRED if c not in table.column_names]:
         raise Foreign(f"not written by the farm: no column {', '.join(missing)}")
+    if len(set(table.column_names)) < len(table.column_names):
+        raise Foreign("not written by the farm: two columns of one name")
     columns = []
     for field in SCHEMAS[name]:
         if field.name not in table.column_names:

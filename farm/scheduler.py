@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from farm.bench import Card, Needs
 from farm.records import Reason, Verdict
 
+GONE_SHOWN = 4  # cards, and reasons, that a sentence names
 NOT_AGAIN = frozenset({Reason.BAD_CONFIG})  # another attempt would say the same
 
 
 @dataclass(frozen=True)
 class Task:
-    """A cell as the scheduler sees it."""
+    """A cell as the scheduler sees it.  `tried`: the card of each attempt that an earlier life of the run committed."""
 
     id: str
     needs: Needs
+    tried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,27 @@ class Assignment:
     cell: str
     card: str
     attempt: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """What a card is called, and why it is not there."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """A cell that no card here can run, with its final verdict.
+
+    SKIP: no card of this run ever could.  ERROR: one could have, and has left or never answered.
+    """
+
+    cell: str
+    attempt: int  # its own, though no card had it
+    verdict: Verdict
+    why: str
 
 
 @dataclass
@@ -66,20 +89,33 @@ class Scheduler:
     """
 
     def __init__(self, tasks: Sequence[Task], attempts: int) -> None:
-        self._cells = {task.id: _State(task, place) for place, task in enumerate(tasks)}
+        """`attempts` of a cell are the most that it gets, whoever's fault their ERRORs were, and one at least."""
+        self._cells = {task.id: _State(task, place, list(task.tried)) for place, task in enumerate(tasks)}
         self._attempts = attempts
         self._cards: dict[str, Card] = {}
+        self._left: dict[str, tuple[Card, Gone]] = {}
+        self._missing: list[tuple[bool, Gone]] = []
         self._fresh: dict[Needs, deque[_State]] = {}
         self._again: list[_State] = []  # ended ERROR and has attempts left
         self._open = len(self._cells)
         for state in self._cells.values():
-            self._fresh.setdefault(state.task.needs, deque()).append(state)
+            if state.tried:
+                self._again.append(state)
+            else:
+                self._fresh.setdefault(state.task.needs, deque()).append(state)
 
     def add_card(self, card: Card) -> None:
         self._cards[card.uuid] = card
+        self._left.pop(card.uuid, None)
 
-    def remove_card(self, uuid: str) -> None:
-        self._cards.pop(uuid, None)
+    def remove_card(self, card: Card, gone: Gone) -> None:
+        """A card that has left, or that must not be used; `gone` is told of cells that it could run and none is left to."""
+        self._cards.pop(card.uuid, None)
+        self._left[card.uuid] = (card, gone)
+
+    def miss_card(self, gone: Gone, *, cuda: bool) -> None:
+        """A card that never said what it is: no cell that it may have run is skipped."""
+        self._missing.append((cuda, gone))
 
     def next(self, uuid: str) -> Assignment | None:
         """The next attempt for an idle card, or None: nothing for it now."""
@@ -100,30 +136,33 @@ class Scheduler:
     def finished(self, cell: str, verdict: Verdict, reason: Reason | None = None) -> bool:
         """Take the end of an attempt; True where the verdict is the cell's final one."""
         state = self._cells[cell]
-        if verdict is Verdict.ERROR and reason not in NOT_AGAIN and len(state.tried) < self._attempts:
+        most = max(self._attempts, len(state.task.tried) + 1)
+        if verdict is Verdict.ERROR and reason not in NOT_AGAIN and len(state.tried) < most:
             self._again.append(state)
             return False
         self._close(state, verdict)
         return True
 
-    def unrunnable(self) -> list[tuple[str, str]]:
-        """Cells that wait and that no present card can run, each with why; they get their final SKIP here."""
+    def unplaced(self) -> list[Unplaced]:
+        """Cells that wait and that no present card can run, in the matrix's order; they get their final verdict here."""
+        asked = {needs for needs, queue in self._fresh.items() if queue} | {state.task.needs for state in self._again}
+        ends = {needs: end for needs in asked if (end := self._end_of(needs)) is not None}
         found = []
-        for state in self._waiting():
-            reasons = [unmet(state.task.needs, card) for card in self._cards.values()]
-            if self._cards and all(reasons):
-                found.append((state.task.id, "; ".join(sorted({r for r in reasons if r}))))
-                self._drop(state, Verdict.SKIP)
+        for state in self._waiting() if ends else ():
+            if (end := ends.get(state.task.needs)) is not None:
+                found.append(Unplaced(state.task.id, len(state.tried) + 1, *end))
+                self._drop(state, end[0])
         return found
 
-    def stranded(self) -> list[str]:
-        """Cells that wait although no card is left at all; they get their final ERROR here."""
-        if self._cards:
-            return []
-        states = self._waiting()
-        for state in states:
-            self._drop(state, Verdict.ERROR)
-        return [state.task.id for state in states]
+    def _end_of(self, needs: Needs) -> tuple[Verdict, str] | None:
+        if any(unmet(needs, card) is None for card in self._cards.values()):
+            return None
+        gone = [gone for card, gone in self._left.values() if unmet(needs, card) is None]
+        gone += [gone for cuda, gone in self._missing if cuda or not (needs.cuda or needs.min_capability)]
+        known = [*self._cards.values(), *(card for card, _ in self._left.values())]
+        if gone or not known:
+            return Verdict.ERROR, f"no card is left that can run it: {_told(gone) or 'there was none'}"
+        return Verdict.SKIP, "; ".join(sorted({reason for card in known if (reason := unmet(needs, card))}))
 
     @property
     def done(self) -> bool:
@@ -147,3 +186,15 @@ class Scheduler:
     def _has_untried_card(self, state: _State) -> bool:
         return any(
             uuid not in state.tried and unmet(state.task.needs, card) is None for uuid, card in self._cards.items())
+
+
+def _told(gone: Sequence[Gone]) -> str:
+    """Each reason once, with the cards that it is of."""
+    by_why: dict[str, list[str]] = {}
+    for one in gone:
+        by_why.setdefault(one.why, []).append(one.name)
+    said = []
+    for why, names in list(by_why.items())[:GONE_SHOWN]:
+        more = f" and {len(names) - GONE_SHOWN} more" if len(names) > GONE_SHOWN else ""
+        said.append(f"{', '.join(names[:GONE_SHOWN])}{more}: {why}")
+    return "; ".join([*said, *(["and others"] if len(by_why) > GONE_SHOWN else [])])

@@ -78,6 +78,8 @@ SERVING: list[pa.Field] = [
     pa.field("argv", pa.list_(pa.string())),
     pa.field("env", pa.map_(pa.string(), pa.string())),
     pa.field("model_sha256", pa.string()),
+    pa.field("drafter_sha256", pa.string()),
+    pa.field("launcher_sha256", pa.string()),  # of the start script's own bytes
 ]
 
 BOOT: list[pa.Field] = [
@@ -116,6 +118,8 @@ _OWN: dict[str, list[pa.Field]] = {
         pa.field("command", pa.list_(pa.string())), pa.field("config", pa.string()),
         pa.field("wall_s", pa.float64()), pa.field("vllm_s", pa.float64()), pa.field("cells", pa.int32()),
         pa.field("campaign", pa.string()),  # valid, or why its verdicts are no evidence; null: no controls were asked for
+        pa.field("process", pa.string()),  # that writes this run, see farm.drivers
+        pa.field("plan", pa.string()),  # JSON: what was promised, cell by cell, see farm.promised
     ],
     "cells": [
         pa.field("verdict", pa.string()), pa.field("reason", pa.string()), pa.field("detail", pa.string()),
@@ -140,6 +144,10 @@ _OWN: dict[str, list[pa.Field]] = {
         pa.field("hunks", pa.int32()), pa.field("offset_hunks", pa.int32()), pa.field("max_offset", pa.int32()),
         pa.field("files", pa.list_(pa.string())), pa.field("status", pa.string()), pa.field("detail", pa.string()),
     ],
+    "cards": [  # what became of a card while the run went on; rows of the run, of no cell
+        pa.field("at_utc", _TS), pa.field("event", pa.string()),  # ready, joined, left-out, quarantined, lost
+        pa.field("reason", pa.string()), pa.field("detail", pa.string()), pa.field("until_utc", _TS),
+    ],
 }
 
 SCHEMAS: dict[str, pa.Schema] = {
@@ -147,6 +155,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     for table, own in _OWN.items()
 }
 TABLES = tuple(SCHEMAS)
+RUN_TABLES = ("runs", "cards")  # of a run as a whole: one file each, written anew; the others have one for each attempt
 
 _TABLE_OF: dict[type, str] = {
     BootRow: "boots", Measurement: "measurements", Sample: "samples", TestRow: "tests", PatchRow: "patches",

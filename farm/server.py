@@ -8,7 +8,6 @@ processes have shown that they run the tree (farm.attest), and its facts are tho
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -20,13 +19,23 @@ from pathlib import Path
 
 import httpx
 
-from farm import attest, bootlog, client, launch, metrics, probing
+from farm import attest, bootlog, client, folders, launch, metrics, probing, stacks
 from farm.bench import BootFacts, Probing, Prompt, Reply
 from farm.childenv import CACHES, redact, redact_argv
-from farm.errors import BootFailure, FarmError, InvalidMeasurement, RefusedConfig, RequestFailed, ServerLost
+from farm.errors import (
+    BootFailure,
+    FarmError,
+    InvalidMeasurement,
+    RefusedConfig,
+    RequestFailed,
+    RequestOverdue,
+    ServerLost,
+)
 from farm.lifeline import ProcessesLeft, Supervised
 from farm.records import Reason
+from farm.serverlog import TAIL_LINES, ServerLog
 from farm.serverspec import ServerSpec
+from farm.watch import Member, Watch, members, said, tells_of_dead_engine
 
 Progress = Callable[[str], None]
 
@@ -35,28 +44,26 @@ GRACE_S = 8.0  # from TERM to KILL; vLLM's own shutdown takes about one second
 TELL_EVERY_S = 10.0
 LOST_WITHIN_S = 3.0  # after a failed request, how long a dying server may take to be gone
 HEALTH_S = 10.0  # how long /health may take to answer after a failed request
-TAIL_LINES, STACK_LINES = 60, 400
+STACK_LINES = 400
 
 
 @contextmanager
 def boot(spec: ServerSpec, progress: Progress) -> Iterator[ServerProcess]:
     """Boot a server, yield it healthy, end its whole process tree.
 
-    Raises RefusedConfig with vLLM's own sentence; BootFailure (boot-died, boot-stalled, canary-failed, or farm-error
-    where a stranger has the port) with the log's tail; InvalidMeasurement (wrong-tree, facts-differ, bad-config).
+    Raises RefusedConfig with vLLM's own sentence; BootFailure (boot-died, boot-stalled, canary-failed, engine-dead,
+    server-silent, or port-taken where a stranger has the port) with the log's tail; InvalidMeasurement (wrong-tree,
+    facts-differ, bad-config); at its end, of a block that raised nothing, ServerLost where the server had ended by then.
     """
     short = next((d for d in (tempfile.gettempdir(), "/tmp") if len(os.fsencode(d)) < 60), "/tmp")
-    folder = Path(tempfile.mkdtemp(prefix="farm-", dir=short))
-    try:
-        with launch.prepared(spec, folder) as start:
-            server = ServerProcess(spec, start)
-            try:
-                server.wait_healthy(progress)
-                yield server
-            finally:
-                server.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with folders.private(short) as folder, launch.prepared(spec, folder) as start:
+        server = ServerProcess(spec, start)
+        try:
+            server.wait_healthy(progress)
+            yield server
+            server.prove_alive()
+        finally:
+            server.close()
 
 
 class ServerProcess:
@@ -68,24 +75,28 @@ class ServerProcess:
         self._warm = spec.caches.is_dir() and any(p.is_file() for p in spec.caches.rglob("*"))
         for name in CACHES:
             Path(start.environment[name]).mkdir(parents=True, exist_ok=True)
-        self._log_start = spec.log.stat().st_size if spec.log.exists() else 0
+        self._log = ServerLog(spec.log)
+        self._loss_told = False  # the caller knows that the server is lost
         self._parsed: tuple[int, BootFacts] | None = None
         self._boot_s: float | None = None
         self._address = client.Address()
         self._model = ""
         self._served: launch.Served | None = None
+        self._watch: Watch | None = None  # from when /health first said 200
         self._reader = None if spec.probe is None else probing.Reader(spec.probe)
         self.last_request: datetime | None = None  # when it was sent
         self._begun = time.monotonic()
         try:
             self._child = Supervised.start(start.argv, env=start.environment, cwd=start.cwd, stdout_path=spec.log,
-                                           cores=spec.card.cores)
+                                           cores=spec.card.cores, within=start.within, records=spec.records,
+                                           may_gain_privileges=start.trusted)
         except OSError as error:
             raise BootFailure(f"{self._where()} could not be started: {error}") from error
 
     def wait_healthy(self, progress: Progress) -> None:
         """Watch the boot to its end; what it raises is at `boot`."""
         self._wait_listening(progress)
+        self._watch = self._watched(self._child.command_pid)
         left = self._begun + self.spec.deadline_s - time.monotonic()
         try:
             with self._http(timeout_s=30.0) as http:
@@ -94,15 +105,19 @@ class ServerProcess:
         except RequestFailed as error:
             if self._child.wait(LOST_WITHIN_S) is not None:
                 raise self._died() from error
+            if (engine := self._watch.dead_engine()) is not None:
+                raise self._engine_dead(engine) from error
             raise BootFailure(f"{self._where()} answers /health, but its first completion failed: {error}",
-                              reason=Reason.CANARY_FAILED, log_tail=self.log_tail()) from error
+                              reason=Reason.CANARY_FAILED, log_tail=self.log_tail() + self._stacks()) from error
         self._boot_s = time.monotonic() - self._begun
         attest.attest_tree(self.spec.tree, self._child.processes(), self._start.advice)
         if self.spec.attest is not None:
             probing.check_attested(probing.attested(self.spec.attest), self.spec.tree)
         if self._reader is not None:
             self._reader.check()
-        self._served = self._start.proved(self._child.pid, self._child.processes)
+        self._served = self._start.proved(self._child.command_pid, self._child.processes)
+        self._watch = self._watched(self._served.pid)
+        self._child.note_regions()
         self._refuse_silence()
         self.spec.expected.check(self.facts)
         progress(f"healthy after {self._boot_s:.1f} s")
@@ -113,7 +128,7 @@ class ServerProcess:
             http: httpx.Client | None = None
             while self._child.wait(timeout_s=0.1) is None:
                 now = time.monotonic()
-                if (length := self._log_size()) != size:
+                if (length := self._log.size()) != size:
                     size, grew_at = length, now
                 if http is None and (address := self._listening()) is not None:
                     self._address = address
@@ -126,7 +141,7 @@ class ServerProcess:
                     raise self._stalled(f"was not healthy within {self.spec.deadline_s:.0f} s")
                 if now - told_at >= TELL_EVERY_S:
                     told_at = now
-                    progress(f"booting for {now - self._begun:.0f} s: {self._last_words()}")
+                    progress(f"booting for {now - self._begun:.0f} s: {self._log.last_words()}")
         raise self._died()
 
     def _listening(self) -> client.Address | None:
@@ -138,7 +153,7 @@ class ServerProcess:
 
     def _refuse_silence(self) -> None:
         """A start script may have sent the server's output elsewhere; all facts of the boot would be missing."""
-        if self.spec.launcher is not None and not any(line.level for line in bootlog.split(self._log_lines())):
+        if self.spec.launcher is not None and not any(line.level for line in bootlog.split(self._log.lines())):
             raise InvalidMeasurement(f"{self._where()} is healthy, but no line of vLLM's is in its log, so nothing is known of "
                                      "its pool and blocks; let the start script leave the server's output where it is (or use "
                                      "tee), and vLLM's logging on", reason=Reason.BAD_CONFIG)
@@ -152,20 +167,29 @@ class ServerProcess:
         `boot_s` counts from the start of the process to the end of the canary completion.  `argv` and `env` are those
         of the process that serves, which a start script may have chosen otherwise than it was told.
         """
-        size = self._log_size()
+        size = self._log.size()
         if self._parsed is None or self._parsed[0] != size:
-            self._parsed = (size, bootlog.parse(self._log_lines()))
+            self._parsed = (size, bootlog.parse(self._log.lines()))
         runs = self._served or launch.Served(self._child.pid, self._start.argv, self._start.environment)
         return replace(self._parsed[1], boot_s=self._boot_s, caches="warm" if self._warm else "cold",
                        probe=self._reader is not None, argv=redact_argv(runs.argv), env=redact(runs.env))
 
     def complete(self, prompt: Prompt, *, max_tokens: int, seed: int | None = None, temperature: float = 0.0,
                  deadline_s: float) -> Reply:
-        """One streamed completion.  Raises RequestFailed; ServerLost where the server did not outlive it."""
+        """One streamed completion.  Raises RequestFailed, RequestOverdue; ServerLost where the server did not outlive it
+        (server-lost), its engine did not (engine-dead), or nothing was heard of it any more (server-silent)."""
         self.last_request = datetime.now(timezone.utc)
+        size = self._log.size()
         try:
             return self._complete(prompt.token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature,
                                   deadline_s=deadline_s)
+        except RequestOverdue as error:
+            self._raise_if_lost(error)
+            error.log_tail = self.log_tail() + self._stacks()
+            if not error.heard and not said(self._log.lines(size)):
+                raise self._silent("is there and calls itself healthy, but neither the request nor its log heard of it "
+                                   f"({error})", error.log_tail) from error
+            raise
         except RequestFailed as error:
             self._raise_if_lost(error)
             raise
@@ -195,11 +219,20 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        return self._child.pid
+        return self._child.command_pid
+
+    def prove_alive(self) -> None:
+        """Raise ServerLost where the server, or its engine, has ended by itself after its last answer: nobody knows yet."""
+        if self._loss_told:
+            return
+        if (status := self._child.poll()) is not None:
+            raise self._lost(status, "after its last answer, before it was told to")
+        if self._watch is not None and (engine := self._watch.dead_engine()) is not None:
+            raise self._engine_dead(engine)
 
     def log_tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines of this boot's log, newest last."""
-        return "\n".join(line.rstrip("\n") for line in self._log_lines()[-lines:])
+        return self._log.tail(lines)
 
     def close(self) -> None:
         """End the process tree and prove that nothing is left.  Raises FarmError where something is."""
@@ -216,56 +249,91 @@ class ServerProcess:
     def _complete(self, token_ids: Sequence[int], *, max_tokens: int, deadline_s: float, seed: int | None = None,
                   temperature: float = 0.0) -> Reply:
         body = client.completion_body(self._model, token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature)
-        return client.complete(self._address.transport(), body, deadline_s=deadline_s, url=self._address.url)
+        return client.complete(self._address.transport(), body, deadline_s=deadline_s, url=self._address.url, look=self._look)
+
+    def _watched(self, main: int) -> Watch:
+        return Watch(members(self.spec.tree, self._child.processes(), main))
+
+    def _look(self) -> None:
+        """During a request, and so in well under a millisecond: raise what need not wait for its deadline."""
+        if self._watch is None:
+            return
+        if (engine := self._watch.dead_engine()) is not None:
+            raise self._engine_dead(engine)
+        if (hung := self._watch.hung()) is not None:
+            raise self._silent(f"is silent: {hung} has been stopped by a signal (state T of ps); to let it go on: kill -CONT "
+                               f"{hung.pid}")
+
+    def _engine_dead(self, engine: Member) -> BootFailure:
+        """While it boots, an engine that says why it died is a boot that died: it may be the tree's fault."""
+        cause = bootlog.failure(self._log.lines())
+        if self._boot_s is None and cause and not tells_of_dead_engine([cause]):
+            return BootFailure(f"the engine of {self._where()} ended while it booted: {cause}", reason=Reason.BOOT_DIED,
+                               log_tail=self.log_tail())
+        return self._gone(f"the engine of {self._where()} is gone ({engine}), while its API server is there and may still call "
+                          f"itself healthy: {cause or self._log.last_words()}", Reason.ENGINE_DEAD)
+
+    def _lost(self, status: int, when: str) -> ServerLost:
+        # An API server that finds its engine dead ends itself in order; one that is killed does not.
+        reason = Reason.ENGINE_DEAD if status >= 0 and tells_of_dead_engine(self._log.lines()) else Reason.SERVER_LOST
+        return self._gone(f"{self._where()} ended with {_status(status)} {when}: {self._log.cause()}", reason)
+
+    def _silent(self, how: str, tail: str | None = None) -> ServerLost:
+        seen = self.log_tail() + self._stacks() if tail is None else tail
+        return self._gone(f"{self._where()} {how}", Reason.SERVER_SILENT, seen)
+
+    def _gone(self, message: str, reason: Reason = Reason.SERVER_LOST, tail: str | None = None) -> ServerLost:
+        self._loss_told = True
+        return ServerLost(message, reason=reason, log_tail=self.log_tail() if tail is None else tail)
 
     def _raise_if_lost(self, error: RequestFailed) -> None:
+        if self._watch is not None and (engine := self._watch.dead_engine()) is not None:
+            raise self._engine_dead(engine) from error
         status = self._child.wait(LOST_WITHIN_S)
         if status is not None:
-            cause = bootlog.failure(self._log_lines()) or self._last_words()
-            raise ServerLost(f"{self._where()} ended with {_status(status)} during a request: {cause}",
-                             log_tail=self.log_tail()) from error
+            raise self._lost(status, "during a request") from error
         if self._served is not None and self._served.pid not in self._child.processes():
-            raise ServerLost(f"{self._where()}: process {self._served.pid}, which served, is gone; what its start script may "
-                             f"have started since is another boot ({error})", log_tail=self.log_tail()) from error
+            raise self._gone(f"{self._where()}: process {self._served.pid}, which served, is gone; what its start script may "
+                             f"have started since is another boot ({error})") from error
+        if self._watch is not None and (engine := self._watch.dead_engine()) is not None:
+            raise self._engine_dead(engine) from error
         with self._http(timeout_s=HEALTH_S) as http:
-            if not _healthy(http):
-                raise ServerLost(f"{self._where()} is there but no longer healthy after a failed request ({error})",
-                                 log_tail=self.log_tail()) from error
+            try:
+                status = http.get("/health").status_code
+            except httpx.TimeoutException:
+                raise self._silent(f"is there but answers nothing any more: /health took longer than {HEALTH_S:g} s after a "
+                                   f"failed request ({error})") from None
+            except httpx.HTTPError:
+                status = 0
+            if status != 200:
+                raise self._gone(f"{self._where()} is there but no longer healthy after a failed request ({error})") from error
 
     def _died(self) -> BootFailure:
-        lines = self._log_lines()
-        if sentence := bootlog.refusal(lines):
+        if sentence := bootlog.refusal(self._log.lines()):
             return RefusedConfig(sentence, log_tail=self.log_tail())
-        cause = bootlog.failure(lines) or self._last_words()
         status = self._child.wait(0.0)
-        return BootFailure(f"{self._where()} ended with {_status(status)} while it booted: {cause}"
+        return BootFailure(f"{self._where()} ended with {_status(status)} while it booted: {self._log.cause()}"
                            f"{self._start.hint(status, self._child.processes)}",
                            reason=Reason.BOOT_DIED, log_tail=self.log_tail())
 
     def _stalled(self, what: str) -> BootFailure:
-        """Keep the stacks: faulthandler writes them to the log on SIGABRT."""
-        words = self._last_words() + self._start.hint(None, self._child.processes)
-        size = self._log_size()
-        for pid in self._child.processes():
-            _abort(pid)
-        self._child.wait(timeout_s=2.0)
-        tail = self.log_tail(STACK_LINES if self._log_size() > size else TAIL_LINES)
+        """Keep the stacks: py-spy's, or else those that faulthandler writes to the log on SIGABRT."""
+        words = self._log.last_words() + self._start.hint(None, self._child.processes)
+        size, seen = self._log.size(), self._stacks()
+        if not seen:
+            for pid in self._child.processes():
+                _abort(pid)
+            self._child.wait(timeout_s=2.0)
+        tail = self.log_tail(STACK_LINES if self._log.size() > size else TAIL_LINES) + seen
         return BootFailure(f"{self._where()} {what}; its last line: {words}", reason=Reason.BOOT_STALLED, log_tail=tail)
+
+    def _stacks(self) -> str:
+        """What its processes are doing, to go behind a log's tail; empty without py-spy."""
+        seen = stacks.taken(self._child.processes(), self.spec.python)
+        return f"\n{seen}" if seen else ""
 
     def _where(self) -> str:
         return f"the server on {self.spec.card.name} (log {self.spec.log})"
-
-    def _log_size(self) -> int:
-        return self.spec.log.stat().st_size - self._log_start
-
-    def _log_lines(self) -> list[str]:
-        with self.spec.log.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read().decode("utf-8", "replace").splitlines()
-
-    def _last_words(self) -> str:
-        said = [line.text for line in bootlog.split(self._log_lines()[-20:]) if line.text.strip()]
-        return said[-1].strip()[:160] if said else "nothing yet"
 
 
 def _abort(pid: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from farm.bench import Card
 from farm.bootcheck import ExpectedFacts
 from farm.errors import FarmError
+from farm.isolation import Sandbox
 from farm.records import Reason
 
 
@@ -75,6 +76,8 @@ class ServerSpec:
     carried: Path | None = None  # the probe's directory, on its path (farm.probing.install)
     attest: Path | None = None  # where its processes say which vLLM they loaded; None: they are not asked
     probe: Path | None = None  # where the probe in the engine writes; None: booted without it
+    sandbox: Sandbox | None = None  # what it runs in; None: as this user, with all that this user may do
+    records: Path | None = None  # where its supervisor leaves word for a later farm (farm.sweep.records)
     stall_s: float = 240.0  # no new byte in the log for so long: stopped
     deadline_s: float = 900.0  # of the whole boot, canary included
     canary_s: float = 120.0

@@ -99,8 +99,10 @@ def noise_floor(same_arm_values: Sequence[Sequence[float]]) -> float | None:
     return max(spreads, default=None)
 
 
-def compare(pairs: Sequence[Pair], rule: Rule, noise: float | None) -> Comparison:
-    """Judge pairs by a rule.  `noise` is `noise_floor`'s; None counts as unmeasured and is said in `unproven`.
+def compare(pairs: Sequence[Pair], rule: Rule, noise: float | None,
+            arms: tuple[str, str] = ("baseline", "patched")) -> Comparison:
+    """Judge pairs by a rule.  `noise` is `noise_floor`'s; None counts as unmeasured and is said in `unproven`.  `arms`
+    are the names of the two sides, for the words.
 
     Raises InvalidMeasurement (no-samples) for a value that is no finite number.
     """
@@ -114,7 +116,7 @@ def compare(pairs: Sequence[Pair], rule: Rule, noise: float | None) -> Compariso
     verdict, reason, why = _decide(changes, rule, noise)
     unproven = () if noise is not None or not pairs else (
         f"{rule.metric}: the noise floor was not measured (one boot an arm), only the margin judged",)
-    found = f"{rule.metric} is {words(baseline, patched)}. Pairs: {_list(changes)}. " if pairs else ""
+    found = f"{rule.metric} is {words(baseline, patched, arms)}. Pairs: {_list(changes)}. " if pairs else ""
     return Comparison(rule, verdict, reason, f"{found}{why}.", baseline, patched, ratio(patched, baseline),
                       ratio(baseline, patched), changes, noise, unproven)
 

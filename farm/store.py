@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
 from farm.dataset import ATTEMPT, COMPACTED, MEMBERS, RUN_FILE, TRIES, Dataset, Unreadable
-from farm.errors import FarmError, UsageError
+from farm.errors import FarmError, ResultsUnwritable, UsageError
 from farm.rows import first_line, to_arrow
-from farm.schemas import SCHEMA_VERSION, SCHEMAS, TABLES
+from farm.schemas import RUN_TABLES, SCHEMA_VERSION, SCHEMAS, TABLES
 
 log = logging.getLogger(__name__)
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,149}")
-_CELL_TABLES = tuple(t for t in TABLES if t != "runs")
+_CELL_TABLES = tuple(t for t in TABLES if t not in RUN_TABLES)
 _GROUP_ROWS = 50_000  # rows that compaction holds at once: about 100 MB of Arrow
 
 
@@ -115,9 +115,17 @@ class Store:
     def commit_run(self, run: str, row: Mapping[str, Any]) -> str:
         """Write the run's own row, or replace it when the run ends; returns the path."""
         _check_name("run", run)
-        filled = {"schema_version": SCHEMA_VERSION, "run": run, "cell": "", "attempt": 0, **row}
-        path = self.files.path("runs", run, RUN_FILE)
-        payload = _parquet(to_arrow("runs", [filled], {"run": run}))
+        return self._replace("runs", run, [row])
+
+    def commit_cards(self, run: str, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Write what became of the run's cards, all of it anew; returns the path."""
+        _check_name("run", run)
+        return self._replace("cards", run, rows)
+
+    def _replace(self, table: str, run: str, rows: Sequence[Mapping[str, Any]]) -> str:
+        filled = [{"schema_version": SCHEMA_VERSION, "run": run, "cell": "", "attempt": 0, **row} for row in rows]
+        path = self.files.path(table, run, RUN_FILE)
+        payload = _parquet(to_arrow(table, filled, {"run": run}))
         with self._writing(run):
             self.files.put(path, payload)
         return path
@@ -180,8 +188,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise FarmError(f"run {run}: cannot write below {self.root} ({first_line(error)}); what is committed "
-                            "stays. Make room or give access, then resume the run") from error
+            raise ResultsUnwritable(f"run {run}: cannot write below {self.root} ({first_line(error)}); what is committed "
+                                    "stays. Make room or give access, then resume the run") from error
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from farm.bench import Suite, TestRun
+from farm.bench import Card, Suite, TestRun
 from farm.errors import InvalidMeasurement, TestProcessLost
 from farm.graft import graft, test_path
+from farm.isolation import Sandbox
 from farm.lifeline import Supervised
 from farm.outcomes import End, Event, outcomes, progress_text, read_events
 from farm.records import Reason
@@ -27,6 +29,7 @@ from farm.records import Reason
 PLUGIN = Path(__file__).parent / "inside" / "pytest_outcomes.py"
 TELL_EVERY_S = 2.0
 PYTEST_FAILED = (3, 4)  # its exit statuses for an internal error and for wrong usage
+CUT = {None: Reason.TESTS_STALLED, -signal.SIGKILL: Reason.TESTS_CRASHED}  # SIGKILL: as of a machine out of memory
 TAIL_LINES = 15
 TAIL_CHARS = 1500
 
@@ -53,6 +56,9 @@ class TestRunSpec:
     newer_tests: Path | None = None
     series_tests: Mapping[str, bytes] = field(default_factory=dict)
     site: Path | None = None
+    card: Card | None = None
+    sandbox: Sandbox | None = None  # what they run in; None: as this user, with all that this user may do
+    records: Path | None = None  # where the supervisor leaves word for a later farm (farm.sweep.records)
     grace_s: float = 15.0  # beyond the suite's limit, until a test that no exception stops loses its process
 
 
@@ -71,7 +77,8 @@ def run_suite(spec: TestRunSpec, progress: Callable[[str], None]) -> TestRun:
     events_path, log = spec.scratch / "events.jsonl", spec.scratch / "pytest.log"
     argv, env = _command(spec, root), _environment(spec, events_path)
     try:
-        child = Supervised.start(argv, env=env, cwd=root, stdout_path=log)
+        child = Supervised.start(argv, env=env, cwd=root, stdout_path=log, within=_sandboxed(spec, env, root),
+                                 records=spec.records)
     except OSError as error:
         raise TestProcessLost(f"suite {suite.name}: {error}; is the pin's environment complete?") from error
     with child:
@@ -88,7 +95,7 @@ def run_suite(spec: TestRunSpec, progress: Callable[[str], None]) -> TestRun:
     if not complete or status > 1:
         note = f"pytest {end.words(suite)}; its last lines:\n{tail}"
     paths = [e["path"] for e in events if e["event"] == "vllm"]
-    return TestRun(tuple(rows), complete, paths[0] if paths else None, note)
+    return TestRun(tuple(rows), complete, paths[0] if paths else None, note, CUT.get(status))
 
 
 # --- before -----------------------------------------------------------------------------------
@@ -202,6 +209,14 @@ def _environment(spec: TestRunSpec, events: Path) -> dict[str, str]:
         "FARM_PYTEST_SELECT": str(select),
         "FARM_PYTEST_LIMIT_S": str(spec.suite.timeout_s + spec.grace_s),
     }
+
+
+def _sandboxed(spec: TestRunSpec, env: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """What tests see: interpreter, tree and the tests' sources; they write to their scratch and to the tree's caches."""
+    if spec.sandbox is None:
+        return ()
+    shown = (spec.tree_root, spec.site, spec.pin_tests, spec.newer_tests)
+    return spec.sandbox.for_tree(spec.python, shown, (spec.scratch,), env, card=spec.card, cwd=root)
 
 
 # --- meanwhile --------------------------------------------------------------------------------

@@ -48,13 +48,15 @@ class Seen:
     wholes: tuple[TestRow, ...]
     vllm_path: str | None
     note: str | None
+    cut: Reason | None = None  # as in TestRun
 
     @classmethod
     def of(cls, runs: Sequence[TestRun]) -> Seen:
         rows = {row.nodeid: row for run in runs for row in run.outcomes}
         wholes = tuple(row for row in rows.values() if row.outcome in BAD and "::" not in row.nodeid)
         return cls(rows, wholes, next((r.vllm_path for r in runs if r.vllm_path), None),
-                   next((r.note for r in runs if r.note), None))
+                   next((r.note for r in runs if r.note), None),
+                   next((r.cut for r in runs if r.cut), None))
 
     def above(self, nodeid: str) -> TestRow | None:
         """The file or conftest that failed as a whole and took this test with it."""
@@ -142,6 +144,7 @@ class Finding:
     flaky: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
     expected: bool = False  # some expectation was judged
+    cut: tuple[tuple[str, Reason], ...] = ()  # arms whose missing tests are those that something cut off from outside
 
 
 def examine(suite: Suite, rounds: Rounds, arms: Sequence[str], expected: Mapping[str, Failing]) -> Finding:
@@ -193,7 +196,7 @@ def examine(suite: Suite, rounds: Rounds, arms: Sequence[str], expected: Mapping
         unproven.append(f"{at}: flaky, so no evidence: {', '.join(shaky[:NAMES])}")
     untold = tuple(arm for arm in arms if first[arm].vllm_path is None and first[arm].passes())
     return Finding(f"{suite.name}: {', '.join(counts)}", tuple(broke), tuple(differs), tuple(missing), untold,
-                   shaky, tuple(unproven), bool(expected))
+                   shaky, tuple(unproven), bool(expected), tuple((arm, cut) for arm in arms if (cut := first[arm].cut)))
 
 
 def _fails(seen: Seen, nodeid: str) -> bool:
@@ -260,6 +263,11 @@ def judge(bench: Bench, findings: Sequence[Finding]) -> Outcome:
         verdict, reason = Verdict.FAIL, Reason.TESTS_BROKEN
     elif every("differs"):
         verdict, reason = Verdict.FAIL, Reason.FAILING_SET_DIFFERS
+    elif every("missing") and (cut := [pair for finding in findings for pair in finding.cut]):
+        # As a server that hangs or is killed: it may be the machine's doing, so it is tried again.
+        verdict, reason = Verdict.ERROR, cut[0][1]
+        if reason is Reason.TESTS_STALLED:
+            texts.append(f"give deadline_s more time, or look for what hangs on {cut[0][0]}")
     elif every("missing"):
         verdict, reason = Verdict.INVALID, Reason.MISSING_ROWS
     elif len(arms) == 1 and not expected:

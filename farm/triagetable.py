@@ -192,7 +192,10 @@ def _moved(cell: Triaged, hunk: HunkTriage) -> str:
 
 
 def _sentence(text: str) -> str:
+    """Begun with a capital, unless with the name of a file or of something in the code."""
     text = text.strip()
+    if set("/._") & set(text.partition(" ")[0].rstrip(".,:")):
+        return text if text.endswith((".", "!", "?")) else f"{text}."
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 

@@ -10,20 +10,30 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm import campaign, cards
+from farm import campaign, cards, sweep
 from farm.bench import Card
+from farm.cardprobe import CardProbe, RealCard
+from farm.childenv import child_environment
 from farm.errors import FarmError, InvalidMeasurement
-from farm.evidence import Evidence, RunInfo, Span
+from farm.evidence import Evidence, Policy, RunInfo, Span
+from farm.health import Interpreter, own_interpreter
+from farm.keeper import Keeper
+from farm.lifeline import CELL_MARK, RUN_MARK
 from farm.livebench import LiveBench, Workshop
-from farm.places import default_cache
+from farm.pins import Pin
+from farm.places import default_cache, host_state
 from farm.plan import Cell
-from farm.records import Outcome, Reason, Tagged, Verdict
+from farm.quarantine import Quarantine
+from farm.records import Outcome, Reason, Tagged, Verdict, utc_now
+
+TETHER_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,25 +59,44 @@ class Rows:
 
 @dataclass(frozen=True)
 class Ended:
-    """The attempt's end; `row` is its row of the table `cells`, `final` still to be said by the driver."""
+    """The attempt's end; `row` is its row of the table `cells`, `final` still to be said by the driver.
+
+    `quarantine` says that the card is out from now on.
+    """
 
     outcome: Outcome
     row: dict[str, Any]
+    quarantine: Quarantine | None = None
 
 
 Streamed = Progress | Rows | Ended
 
 
 class Worker:
-    """One card.  `cache` is the node's folder for pins, trees, models and logs."""
+    """One card.  Pins, trees, models and logs are in the node's own FARM_CACHE, else in `cache`, the driver's."""
 
-    def __init__(self, seat: Seat, info: RunInfo, cache: str | None) -> None:
+    def __init__(self, seat: Seat, info: RunInfo, cache: str | None, policy: Policy = Policy()) -> None:
         self._card = cards.visible_gpu() if seat.kind == "cuda" else cards.cpu_slot(seat.index, seat.of)
         self._info = info
-        self._workshop = Workshop.at(Path(cache) if cache else default_cache())
+        self._workshop = Workshop.at(Path(cache) if cache and not os.environ.get("FARM_CACHE") else default_cache())
+        self._policy, state = policy, host_state()
+        self._untold = [*(swept := sweep.sweep(state)).ended, *swept.untouched]
+        self._keeper = Keeper(self._asked(self._card), state, policy, info.run)
 
     def card(self) -> Card:
         return self._card
+
+    def standing(self) -> Quarantine | None:
+        """The quarantine that the card is in, whoever imposed it on this host."""
+        return self._keeper.standing()
+
+    def tether(self) -> None:
+        """Let this process end when the one that started it does: an actor outlives its raylet otherwise, card and all."""
+        threading.Thread(target=_end_with, args=(os.getppid(),), name="tether", daemon=True).start()
+
+    def alive(self) -> bool:
+        """Asked now and then beside `run`: a process that is stopped, or has no memory left to think, does not answer."""
+        return True
 
     def run(self, cell: Cell, attempt: int) -> Iterator[Streamed]:
         """One attempt of a cell.  The last event is always Ended.
@@ -79,33 +108,49 @@ class Worker:
         thread = threading.Thread(target=self._attempt, args=(cell, attempt, events), name=cell.id, daemon=True)
         thread.start()
         while True:
-            event = events.get()
+            try:
+                event = events.get(timeout=1.0)
+            except queue.Empty:
+                if thread.is_alive() or not events.empty():
+                    continue
+                return  # without Ended: dispatch makes an ERROR of it
             yield event
             if isinstance(event, Ended):
                 thread.join()
                 return
 
     def _attempt(self, cell: Cell, attempt: int, events: queue.SimpleQueue[Streamed]) -> None:
-        evidence = Evidence(self._info, cell, attempt)
+        evidence = Evidence(self._info, cell, attempt, card={
+            "card": self._card.uuid, "card_name": self._card.name, "host": self._card.host})
         spans: list[Span] = []
-        try:
-            outcome = self._measure(cell, evidence, spans, events)
-        except FarmError as error:
-            outcome = Outcome(error.verdict, error.reason, _with_tail(error))
-        except Exception as error:  # the border of a cell: a fault of the farm is an ERROR row, never a lost cell
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            outcome = Outcome(
-                Verdict.ERROR, Reason.FARM_ERROR,
-                f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno}); this is a fault of "
-                "the farm, please report it with the run's log")
-            events.put(Progress("".join(traceback.format_exception(error))))
+        quarantine: Quarantine | None = None
+        while self._untold:
+            events.put(Progress(self._untold.pop(0)))
+
+        def measured() -> Outcome:
+            return self._measure(cell, evidence, spans, events)
+
+        def alone() -> Outcome:
+            nonlocal quarantine
+            with self._keeper.held(cell.id, lambda text: events.put(Progress(text))):
+                evidence.started = utc_now()  # an attempt takes time from when it has its card
+                if (quarantine := self._keeper.standing()) is not None:  # imposed by another run of this host meanwhile
+                    raise FarmError(f"{self._card.name} is {quarantine}; see farm cards", reason=Reason.CARD_UNHEALTHY)
+                judged = self._keeper.judged(_ended(measured, events), cell.id)
+                quarantine = judged.quarantine
+                return judged.outcome
+
+        outcome = _ended(alone if _needs_card(cell) else measured, events)
         if cell.control is not None:
             outcome = campaign.controlled(outcome, cell.control)
-        events.put(Ended(outcome, evidence.cell_row(outcome, spans, final=True)))
+        events.put(Ended(outcome, evidence.cell_row(outcome, spans, final=True), quarantine))
 
     def _measure(self, cell: Cell, evidence: Evidence, spans: list[Span],
                  events: queue.SimpleQueue[Streamed]) -> Outcome:
-        evidence.card = cards.conditions(self._card)
+        evidence.card = self._keeper.conditions()
+
+        def tell(text: str) -> None:
+            events.put(Progress(text))
 
         def emit(tagged: Tagged) -> None:
             table, row = evidence.row(tagged, bench.moment if bench is not None else None)
@@ -113,7 +158,9 @@ class Worker:
 
         bench: LiveBench | None = None
         bench = LiveBench.prepare(self._workshop, cell, self._card, evidence, spans, emit=emit,
-                                  progress=lambda text: events.put(Progress(text)))
+                                  progress=tell, keeper=self._keeper, policy=self._policy)
+        if _needs_card(cell):
+            self._keeper.ready(self._interpreter(cell, tell), tell)
         outcome: Outcome | None = None
         for event in cell.job.run(bench):
             if isinstance(event, Outcome):
@@ -124,6 +171,47 @@ class Worker:
         if outcome is None:
             raise InvalidMeasurement(f"job {cell.job.name} ended without an outcome", reason=Reason.MISSING_ROWS)
         return outcome
+
+    def _asked(self, card: Card) -> CardProbe:
+        return RealCard(card)
+
+    def _interpreter(self, cell: Cell, progress: Callable[[str], None]) -> Interpreter:
+        """What a health probe of this card runs in.  No tree is on its path: it tells of the card alone."""
+        marks = {RUN_MARK: self._info.run, CELL_MARK: cell.id, **self._keeper.marks}
+        if self._card.kind == "cpu":
+            return own_interpreter(marks)
+        environment = self._workshop.pins.environment(Pin.from_config(cell.pin.name, cell.pin.config), progress)
+        site = environment.site
+        env, _ = child_environment(marks, tree=site or self._workshop.root, site=None, caches=self._workshop.root / "health",
+                                   card=self._card)
+        return Interpreter(environment.python, {**env, "PYTHONPATH": str(site or "")})
+
+
+def _needs_card(cell: Cell) -> bool:
+    """A cell without arms starts nothing on a card, and need not wait for one."""
+    return bool(cell.arms) or cell.needs.own_card
+
+
+def _ended(measure: Callable[[], Outcome], events: queue.SimpleQueue[Streamed]) -> Outcome:
+    """The border of a cell: whatever is raised becomes an outcome."""
+    try:
+        return measure()
+    except FarmError as error:
+        return Outcome(error.verdict, error.reason, _with_tail(error))
+    except Exception as error:  # a fault of the farm is an ERROR row, never a lost cell
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        events.put(Progress("".join(traceback.format_exception(error))))
+        return Outcome(
+            Verdict.ERROR, Reason.FARM_ERROR,
+            f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno}); this is a fault of "
+            "the farm, please report it with the run's log")
+
+
+def _end_with(parent: int) -> None:
+    """Lifelines are cut with this process, so the supervisors end what it has started."""
+    while os.getppid() == parent:
+        time.sleep(TETHER_S)
+    os._exit(1)
 
 
 def _with_tail(error: FarmError) -> str:

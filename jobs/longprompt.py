@@ -70,12 +70,14 @@ class Workload:
     shorts: tuple[Prompt, ...]
 
     @classmethod
-    def of(cls, request: Request, concurrent: Concurrent | None, bench: Bench) -> Workload:
-        name = f"{request.prefix}-{request.prompt}"
+    def of(cls, request: Request, concurrent: Concurrent | None, bench: Bench, number: int = 0) -> Workload:
+        """`number`: from 0, of those of one boot that are alike but for their tokens."""
+        again = f"-{number}" if number else ""
+        name = f"{request.prefix}-{request.prompt}{again}"
         shorts = () if concurrent is None else tuple(
             bench.prompt(concurrent.tokens, salt=f"short-{name}-{i}") for i in range(concurrent.count))
         if not request.prefix:
-            return cls(request, bench.prompt(request.prompt, salt=f"fresh-{request.prompt}"), None, shorts)
+            return cls(request, bench.prompt(request.prompt, salt=f"fresh-{request.prompt}{again}"), None, shorts)
         prefix = bench.prompt(request.prefix, salt=f"prefix-{name}")
         rest = bench.prompt(request.prompt - request.prefix, salt=f"after-{name}")
         return cls(request, joined(prefix, rest), prefix, shorts)

@@ -9,13 +9,16 @@ Recorded per request, with its cached tokens among the conditions: `kv_peak` and
 `ttft` (s), `prefill_tokens_per_s`, and the gauge's samples; of short requests `short_ttft` each, and `short_ttft_max` (s).
 Boots with the probe (farm/probe) come after the others and record also what the engine held, exactly: `kv_peak_exact`
 (ratio), `kv_peak_blocks`, `retained_states_before` and `retained_states_after` (the most state blocks of one request
-around a retirement).  They decide nothing; where they disagree with the other boots, `unproven` says so.
-The rule that decides is `expect`, written in the matrix before the run.
+around a retirement).  They decide nothing between the arms; where they disagree with the other boots, `unproven` says so.
+With `repeats` each boot sends so many prompts of each length, all different, and counts with the median.
+The rules that decide are `expect`, written in the matrix before the run; one with `probe: true` is about the probe's own
+cost, and then boots with and without it take turns.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -37,7 +40,7 @@ Values = dict[tuple[str, Request], dict[str, list[float]]]  # by metric and requ
 class Expect:
     """One rule: the metric of the second arm against the first, for fresh prompts or for those with this `prefix`.
 
-    `at` are prompt lengths (default all that there are).
+    `at` are prompt lengths (default all that there are).  `probe`: of each arm's boots with the probe against those without.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -47,6 +50,7 @@ class Expect:
     margin: float = 0.01  # relative
     at: tuple[int, ...] = ()
     prefix: int = 0
+    probe: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < math.inf:
@@ -68,15 +72,17 @@ class Expect:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Options: `prompts` (tokens), which are fresh; `cached_prefix`, a list of {prefix, prompt} (tokens); `boots` per arm,
-    and after them `probe_boots` per arm; sampler `interval_s`, `settle_s` after a reply, `max_tokens` of each reply,
-    `warmup_tokens` (a request before the first, so that JIT is in none), `concurrent` short requests beside each."""
+    """Options: `prompts` (tokens), which are fresh; `cached_prefix`, a list of {prefix, prompt} (tokens); `repeats` of each
+    in every boot; `boots` per arm, and after them `probe_boots` per arm; sampler `interval_s`, `settle_s` after a reply,
+    `max_tokens` of each reply, `warmup_tokens` (a request before the first, so that JIT is in none), `concurrent` short
+    requests beside each."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     prompts: tuple[int, ...] = ()
     cached_prefix: tuple[Request, ...] = ()
     concurrent: Concurrent | None = None
+    repeats: int = 1
     boots: int = 2
     probe_boots: int = 0
     interval_s: float = 0.05
@@ -103,10 +109,12 @@ class Prefill:
         finite = all(map(math.isfinite, (self.interval_s, self.deadline_s, self.settle_s)))
         if not finite or self.boots < 1 or self.interval_s <= 0 or self.deadline_s <= 0 or self.settle_s < 0:
             raise ValueError("boots, interval_s, deadline_s must be positive and settle_s not negative, none infinite")
-        if self.max_tokens < 1 or self.warmup_tokens < 0 or self.probe_boots < 0:
-            raise ValueError("max_tokens must be positive, warmup_tokens and probe_boots not negative")
+        if self.max_tokens < 1 or self.repeats < 1 or self.warmup_tokens < 0 or self.probe_boots < 0:
+            raise ValueError("max_tokens and repeats must be positive, warmup_tokens and probe_boots not negative")
         for rule in self.expect:
             rule.check(self.requests)
+            if rule.probe and self.probe_boots != self.boots:
+                raise ValueError(f"expect has a rule about the probe: give as many probe_boots as boots ({self.boots})")
             if rule.metric == "short_ttft_max" and self.concurrent is None:
                 raise ValueError("expect names short_ttft_max, and no short requests are sent: give concurrent")
 
@@ -122,7 +130,8 @@ class Prefill:
 
     def run(self, bench: Bench) -> Iterator[Event]:
         arms = list(bench.arms)
-        workloads = [Workload.of(request, self.concurrent, bench) for request in self.requests]
+        workloads = [Workload.of(request, self.concurrent, bench, number)
+                     for request in self.requests for number in range(self.repeats)]
         values, watched = _values(), _values()  # of boots without the probe and with it
         first: tuple[BootSlot, BootFacts] | None = None
         for slot in self._slots(bench, arms):
@@ -130,19 +139,27 @@ class Prefill:
                 if first is None:
                     first = (slot, server.facts)
                 _check_boot(first, slot, server.facts)
-                expected = [request.expected_cached(server.facts) for request in self.requests]
+                expected = {request: request.expected_cached(server.facts) for request in self.requests}
                 self._warm_up(bench, server)
-                for work, cached in zip(workloads, expected, strict=True):
+                found: dict[tuple[str, Request], list[float]] = defaultdict(list)
+                for work in workloads:
                     bench.progress(f"{_name(slot)}: prefill of {work.request}")
                     seen = self._measure(slot, server, work)
                     yield from self._rows(slot, server, work, seen)
-                    self._check(slot, work, seen, cached)
+                    self._check(slot, work, seen, expected[work.request])
                     for metric, value in seen.values().items():
-                        (watched if slot.probe else values)[metric, work.request][slot.arm].append(value)
+                        found[metric, work.request].append(value)
+            for what, repeated in found.items():
+                (watched if slot.probe else values)[what][slot.arm].append(statistics.median(repeated))
         yield self._judge(arms, values, watched)
 
     def _slots(self, bench: Bench, arms: list[str]) -> list[BootSlot]:
-        """The balanced boots, then those with the probe, balanced too."""
+        """The balanced boots, then those with the probe, balanced too; in turn with them where a rule compares the two."""
+        if any(rule.probe for rule in self.expect):
+            sides = {f"{arm}{' with the probe' if probe else ''}": (arm, probe) for arm in arms for probe in (False, True)}
+            turns = [(slot, *sides[slot.arm]) for slot in bench.order(list(sides), self.boots)]
+            return [replace(slot, arm=arm, probe=probe, **{n: getattr(slot, n) + self.boots * probe for n in ("boot", "pair")})
+                    for slot, arm, probe in turns]
         plain = bench.order(arms, self.boots)
         watched = bench.order(arms, self.probe_boots) if self.probe_boots else []
         return plain + [replace(slot, boot=self.boots + slot.boot, pair=self.boots + slot.pair,
@@ -200,20 +217,27 @@ class Prefill:
 
     def _judge(self, arms: list[str], values: Values, watched: Values) -> Outcome:
         unproven = tuple(self._unproven(arms, values, watched))
+        said = list(self._compared(arms, values, watched))
+        if said:
+            worst = next((c for wanted in (Verdict.FAIL, Verdict.INVALID) for _, c in said if c.verdict is wanted), said[0][1])
+            return Outcome(worst.verdict, worst.reason, " ".join(prefix + c.detail for prefix, c in said), unproven)
         if len(arms) < 2:
             return Outcome(Verdict.PASS, Reason.NO_REGRESSION, f"one arm ({arms[0]}): measured, nothing to compare", unproven)
-        if not self.expect:
-            return Outcome(Verdict.PASS, Reason.NO_REGRESSION,
-                           "measured; the matrix has no expect for this cell, so nothing was decided", unproven)
-        said: list[tuple[str, Comparison]] = []
+        return Outcome(Verdict.PASS, Reason.NO_REGRESSION,
+                       "measured; the matrix has no expect for this cell, so nothing was decided", unproven)
+
+    def _compared(self, arms: list[str], values: Values, watched: Values) -> Iterator[tuple[str, Comparison]]:
+        """Each rule at each request that it covers, and what it is about in words."""
         for rule in self.expect:
             for request in filter(rule.covers, self.requests):
                 by_arm = values[rule.metric, request]
-                pairs = [Pair(b, p) for b, p in zip(by_arm[arms[0]], by_arm[arms[1]], strict=True)]
-                verdict = compare(pairs, Rule(rule.metric, rule.direction, rule.margin), noise_floor(list(by_arm.values())))
-                said.append((f"{request}: ", verdict))
-        worst = next((c for wanted in (Verdict.FAIL, Verdict.INVALID) for _, c in said if c.verdict is wanted), said[0][1])
-        return Outcome(worst.verdict, worst.reason, " ".join(prefix + c.detail for prefix, c in said), unproven)
+                if rule.probe:
+                    for arm in arms:
+                        yield f"{arm}, {request}: ", _compare(rule, by_arm[arm], watched[rule.metric, request][arm],
+                                                              [by_arm[arm]], ("plain boots", "probe boots"))
+                elif len(arms) > 1:
+                    yield f"{request}: ", _compare(rule, by_arm[arms[0]], by_arm[arms[1]], list(by_arm.values()),
+                                                   (arms[0], arms[1]))
 
     def _unproven(self, arms: list[str], values: Values, watched: Values) -> Iterator[str]:
         """What this cell did not show, in words, for the report."""
@@ -224,6 +248,12 @@ class Prefill:
             yield f"nothing was measured without short requests (up to {self.concurrent.count}) beside it"
         yield from _disagreements(values, watched)
         yield from _unseen(watched)
+
+
+def _compare(rule: Expect, first: list[float], second: list[float], same: list[list[float]],
+             names: tuple[str, str]) -> Comparison:
+    pairs = [Pair(a, b) for a, b in zip(first, second, strict=True)]
+    return compare(pairs, Rule(rule.metric, rule.direction, rule.margin), noise_floor(same), names)
 
 
 def _values() -> Values:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,25 @@ from farm.pins import Pin, PinStore
 from farm.series import Series, load_series, series_directory
 from farm.trees import Tree, TreeStore
 from farm.worker import default_cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_host_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Locks and quarantines of this test session alone; processes that tests start inherit it."""
+    folder, before = tmp_path_factory.mktemp("host-state"), os.environ.get("FARM_HOST_STATE")
+    os.environ["FARM_HOST_STATE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["FARM_HOST_STATE"]
+    else:
+        os.environ["FARM_HOST_STATE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeded_interrupts() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and so do children: theirs would never come."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,10 @@
 """CPU slots, and GPU facts from a played NVML."""
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
 import pynvml
 import pytest
 
@@ -17,6 +22,15 @@ def test_slots_share_the_cores_and_keep_their_names(monkeypatch):
     assert slots[0].uuid == cards.cpu_slot(0, 2).uuid
 
 
+def test_slots_of_two_nodes_on_one_machine_are_two_cards(monkeypatch):
+    monkeypatch.delenv("FARM_NODE", raising=False)
+    uuids = [cards.cpu_slot(0, 1).uuid]
+    for node in ("a", "b", "a"):
+        monkeypatch.setenv("FARM_NODE", node)
+        uuids.append(cards.cpu_slot(0, 1).uuid)
+    assert len(set(uuids)) == 3 and uuids[1] == uuids[3]
+
+
 def test_more_slots_than_cores_share_all_cores(monkeypatch):
     monkeypatch.setattr(cards.os, "sched_getaffinity", lambda _: {0})
     assert [cards.cpu_slot(i, 2).cores for i in range(2)] == [(0,), (0,)]
@@ -29,21 +43,22 @@ def test_a_cpu_slot_has_no_fact_that_only_a_gpu_has():
     assert row["cpu_cores"] >= 1 and row["platform"] in ("native", "WSL2")
 
 
+def not_supported(*_):
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
 @pytest.fixture
 def nvml(monkeypatch):
     """Two cards; the second answers neither power nor throttle questions."""
-    def unsupported(*_):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
     played = {
         "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda i: f"GPU-{i}", "nvmlDeviceGetHandleByUUID": lambda u: u.decode(),
         "nvmlDeviceGetIndex": lambda h: int(h[-1]), "nvmlDeviceGetUUID": lambda h: h, "nvmlDeviceGetName": lambda h: "RTX 3090",
         "nvmlDeviceGetMemoryInfo": lambda h: type("M", (), {"total": 24 * 2**30, "used": 2**30}),
         "nvmlDeviceGetCudaComputeCapability": lambda h: (8, 6), "nvmlSystemGetDriverVersion": lambda: b"580.1",
-        "nvmlDeviceGetPowerManagementLimit": lambda h: 250_000 if h == "GPU-0" else unsupported(),
+        "nvmlDeviceGetPowerManagementLimit": lambda h: 250_000 if h == "GPU-0" else not_supported(),
         "nvmlDeviceGetCurrentClocksEventReasons":
-            lambda h: pynvml.nvmlClocksEventReasonSwPowerCap if h == "GPU-0" else unsupported(),
+            lambda h: pynvml.nvmlClocksEventReasonSwPowerCap if h == "GPU-0" else not_supported(),
         "nvmlDeviceGetClockInfo": lambda h, kind: 1700 if kind == pynvml.NVML_CLOCK_SM else 9500,
         "nvmlDeviceGetTemperature": lambda h, kind: 61, "nvmlDeviceGetComputeRunningProcesses": lambda h: [object()],
     }
@@ -78,17 +93,51 @@ def test_without_a_driver_the_error_says_what_to_try(monkeypatch):
     assert [c.kind for c in cards.local_cards()] == ["cpu"]
 
 
-@pytest.mark.parametrize(("held", "ends"), [([9, 5, 1], "back"), ([9] * 1000, "held")], ids=["released", "held"])
-def test_memory_must_come_back_after_a_boot(nvml, monkeypatch, held, ends):
-    asked = iter(held)
-    monkeypatch.setattr(cards, "memory_used_bytes", lambda card: next(asked) * 2**30)
-    monkeypatch.setattr(cards.time, "sleep", lambda s: None)
-    card = cards.gpu("0")
-    if ends == "back":
-        cards.wait_memory_back(card, 2**30)
-        assert list(asked) == []
+@pytest.mark.parametrize(("limit", "ecc", "pids"), [(250.0, 3, (4194200, 4194201)), (None, None, ())], ids=["all", "little"])
+def test_a_reading_is_what_the_card_says_and_null_for_the_rest(nvml, monkeypatch, limit, ecc, pids):
+    say = {"nvmlDeviceGetComputeRunningProcesses": lambda h: [SimpleNamespace(pid=p, usedGpuMemory=2**64 - 1) for p in pids]}
+    if ecc is not None:
+        say["nvmlDeviceGetTotalEccErrors"] = lambda h, kind, counter: ecc
     else:
-        with pytest.raises(FarmError, match="8192 MiB are still held") as caught:
-            cards.wait_memory_back(card, 2**30, deadline_s=0.0)
-        assert caught.value.reason is Reason.MEMORY_HELD
-    cards.wait_memory_back(cards.cpu_slot(0, 1), None)
+        say["nvmlDeviceGetTotalEccErrors"] = say["nvmlDeviceGetComputeRunningProcesses"] = not_supported
+    for name, function in say.items():
+        monkeypatch.setattr(pynvml, name, function)
+    found = cards.reading(cards.gpu("GPU-0" if limit else "GPU-1"))
+    assert found == cards.Reading(2**30, limit, "580.1", tuple(cards.Client(p) for p in pids), ecc)
+
+
+def test_of_a_cpu_slot_nothing_moves():
+    assert cards.reading(cards.cpu_slot(0, 1)) == cards.Reading()
+
+
+@pytest.mark.parametrize(("question", "error", "reason"), [
+    ("nvmlDeviceGetHandleByUUID", pynvml.NVML_ERROR_NOT_FOUND, Reason.CARD_LOST),
+    ("nvmlDeviceGetHandleByUUID", pynvml.NVML_ERROR_UNKNOWN, Reason.CARD_LOST),
+    ("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_GPU_IS_LOST, Reason.CARD_LOST),
+    ("nvmlDeviceGetPowerManagementLimit", pynvml.NVML_ERROR_GPU_IS_LOST, Reason.CARD_LOST),
+    ("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, Reason.NO_CARD),
+])
+def test_a_card_that_is_gone_is_lost_whatever_was_asked(nvml, monkeypatch, question, error, reason):
+    card = cards.gpu("GPU-0")
+
+    def fails(*_):
+        raise pynvml.NVMLError(error)
+
+    monkeypatch.setattr(pynvml, question, fails)
+    for ask in (cards.reading, cards.conditions):
+        if ask is cards.conditions and question == "nvmlDeviceGetMemoryInfo":
+            continue  # it does not ask that
+        with pytest.raises(FarmError) as caught:
+            ask(card)
+        assert caught.value.reason is reason
+
+
+def test_a_client_is_named_by_process_user_and_command_alone():
+    child = subprocess.Popen([sys.executable, "-c", "input()", "--token=secret"], stdin=subprocess.PIPE)
+    try:
+        said = str(cards.Client.of(child.pid, 512 * 2**20))
+        assert said.startswith(f"process {child.pid} (python") and ", 512 MiB)" in said
+        assert psutil.Process().username() in said and "secret" not in said
+    finally:
+        child.communicate(b"\n")
+    assert "which cannot be seen from here" in str(cards.Client.of(child.pid))

@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,8 @@ from farm.config import PinConfig
 from farm.errors import FarmError
 from farm.evidence import RunInfo
 from farm.plan import Cell, PinSpec
-from farm.records import Measurement, Outcome, Reason, Tagged, Verdict
+from farm.quarantine import Quarantine
+from farm.records import Measurement, Outcome, Reason, Tagged, Verdict, utc_now
 from farm.store import Store
 
 pytestmark = pytest.mark.ray
@@ -41,6 +43,10 @@ class Scripted:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == "error":
             raise FarmError("a fault of the farm")
+        if step == "slow":
+            time.sleep(6)
+        if step == "exit":
+            sys.exit("a job may do this")
         if step == "bad-row":
             yield Tagged(Measurement("kv_peak", "half", "ratio"))
         yield Outcome(Verdict.FAIL if step == "fail" else Verdict.PASS, Reason.AS_EXPECTED, step)
@@ -61,6 +67,35 @@ class Bare(worker.Worker):
             else:
                 events.put(worker.Rows(*(lambda table, row: (table, [row]))(*evidence.row(event))))
         return outcome
+
+
+class Quarantining(Bare):
+    """A worker whose card is put in quarantine by its first ERROR, for `for_s` seconds."""
+
+    for_s = 3600.0
+
+    def run(self, cell, attempt):
+        for event in super().run(cell, attempt):
+            if isinstance(event, worker.Ended) and event.outcome.verdict is Verdict.ERROR:
+                until = utc_now() + timedelta(seconds=self.for_s)
+                event = replace(event, quarantine=Quarantine(Reason.CARD_UNHEALTHY, until))
+            yield event
+
+
+class QuarantiningBriefly(Quarantining):
+    for_s = 1.0
+
+
+class Quarantined(Bare):
+    def standing(self):
+        return Quarantine(Reason.CARD_LOST, utc_now() + timedelta(hours=1))
+
+
+class Twins(Bare):
+    """Two seats that find the same card, as two Ray nodes of one machine do."""
+
+    def __init__(self, seat, *more):
+        super().__init__(replace(seat, index=0, of=1), *more)
 
 
 class Heard:
@@ -93,7 +128,7 @@ def run(cluster, tmp_path, monkeypatch):
             for i, script in enumerate(scripts)]
         heard = Heard()
         outcomes = dispatch.run_cells(cells, info, store, heard, cpu_slots=slots, attempts=attempts,
-                                      cache=str(tmp_path / "cache"), opened=lambda cards: None)
+                                      cache=str(tmp_path / "cache"), opened=lambda: None)
         rows = sorted(store.read("cells").to_pylist(), key=lambda r: (r["cell"], r["attempt"]))
         return outcomes, rows, heard, store
 
@@ -114,7 +149,7 @@ def test_an_error_is_tried_again_and_every_attempt_is_kept(run):
     outcomes, rows, _, _ = run([["error", "pass"]])
     assert outcomes["cell-0"].verdict is Verdict.PASS
     assert [(r["attempt"], r["verdict"], r["final"]) for r in rows] == [(1, "ERROR", False), (2, "PASS", True)]
-    assert len({r["card"] for r in rows}) == 1  # this job stamps no card
+    assert len({r["card"] for r in rows}) == 2  # another card first
 
 
 def test_an_actor_that_is_killed_is_an_error_and_its_seat_goes_on(run):
@@ -159,3 +194,81 @@ def test_the_actors_are_gone_when_the_run_is(run, tmp_path):
     while (alive := {p for p in pids if psutil.pid_exists(p)}) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive == set()
+
+
+def test_a_fail_and_a_pass_of_the_same_cell_are_flaky(run):
+    run([["fail"]])
+    outcomes, rows, _, _ = run([["fail", "pass"]])
+    assert (outcomes["cell-0"].verdict, outcomes["cell-0"].reason) == (Verdict.FAIL, Reason.FLAKY)
+    assert [(r["attempt"], r["verdict"], r["reason"]) for r in rows] == [(1, "FAIL", "as-expected"), (2, "FAIL", "flaky")]
+
+
+def test_an_attempt_that_an_earlier_life_of_the_run_made_counts(run):
+    run([["error"]], attempts=1)
+    outcomes, rows, _, _ = run([["error", "error", "pass"]], attempts=2)
+    assert [(r["attempt"], r["verdict"]) for r in rows] == [(1, "ERROR"), (2, "ERROR")]
+    assert outcomes["cell-0"].verdict is Verdict.ERROR
+    assert len({r["card"] for r in rows}) == 2  # the second on the card that has not had it
+
+
+def test_a_job_that_leaves_its_thread_is_an_error_not_a_wait_without_end(run):
+    outcomes, rows, _, _ = run([["exit", "pass"]], slots=1)
+    assert outcomes["cell-0"].verdict is Verdict.PASS
+    assert (rows[0]["verdict"], rows[0]["reason"]) == ("ERROR", "farm-error")
+
+
+def cards(store):
+    return [(r["event"], r["reason"]) for r in store.read("cards").to_pylist()]
+
+
+def test_cards_of_a_run_are_recorded_and_told(run):
+    _, _, heard, store = run([["pass"], ["pass"]])
+    rows = sorted(store.read("cards").to_pylist(), key=lambda r: r["card_name"])
+    assert [(r["event"], r["run"], r["card_name"]) for r in rows] == [("ready", "run-1", f"cpu slot {n}/2") for n in (1, 2)]
+    assert all(r["card"].startswith("CPU-") and r["host"] and r["at_utc"] and r["until_utc"] is None for r in rows)
+    assert sum(text.startswith("ready on ") for _, _, text in heard.lines) == 2
+
+
+def test_a_card_in_quarantine_is_out_and_its_cells_move_on(run, monkeypatch):
+    monkeypatch.setattr(dispatch, "Worker", Quarantining)
+    outcomes, rows, _, store = run([["error", "pass"], ["pass"], ["pass"], ["pass"]])
+    assert {o.verdict for o in outcomes.values()} == {Verdict.PASS}
+    assert cards(store) == [("ready", None), ("ready", None), ("quarantined", "card-unhealthy")]
+    out = store.read("cards").to_pylist()[-1]
+    assert out["until_utc"] > utc_now() + timedelta(minutes=50)
+    failed = next(r for r in rows if r["verdict"] == "ERROR")
+    assert failed["card"] == out["card"] != next(r for r in rows if r["cell"] == "cell-0" and r["final"])["card"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "attempts"), [(Quarantining, "card-unhealthy", [1, 2]), (Quarantined, "card-lost", [1])],
+    ids=["in-this-run", "before-it"])
+def test_without_a_card_left_the_end_names_the_quarantine(run, monkeypatch, kind, reason, attempts):
+    monkeypatch.setattr(dispatch, "Worker", kind)
+    outcomes, rows, _, store = run([["error"]], slots=1, attempts=3)
+    assert (outcomes["cell-0"].verdict, outcomes["cell-0"].reason) == (Verdict.ERROR, Reason.NO_CARD)
+    assert f"in quarantine until {(utc_now() + timedelta(hours=1)):%F}" in outcomes["cell-0"].detail
+    assert cards(store)[-1] == ("quarantined", reason)
+    assert [r["attempt"] for r in rows] == attempts
+
+
+def test_a_quarantine_that_ends_while_the_run_lasts_brings_the_card_back(run, monkeypatch):
+    monkeypatch.setattr(dispatch, "Worker", QuarantiningBriefly)
+    outcomes, _, _, store = run([["error", "pass"], ["slow"]])
+    assert {o.verdict for o in outcomes.values()} == {Verdict.PASS}
+    assert cards(store) == [("ready", None), ("ready", None), ("quarantined", "card-unhealthy"), ("joined", None)]
+
+
+def test_a_card_has_one_seat_and_the_other_is_told_why_it_is_left_out(run, monkeypatch):
+    monkeypatch.setattr(dispatch, "Worker", Twins)
+    outcomes, rows, _, store = run([["pass"], ["pass"]])
+    assert {o.verdict for o in outcomes.values()} == {Verdict.PASS}
+    assert len({r["card"] for r in rows}) == 1
+    assert sorted(cards(store)) == [("left-out", None), ("ready", None)]
+    assert "FARM_NODE" in next(r["detail"] for r in store.read("cards").to_pylist() if r["event"] == "left-out")
+
+
+def test_the_events_of_an_earlier_life_of_the_run_are_kept(run):
+    run([["pass"]], slots=1)
+    _, _, _, store = run([["error", "pass"]], slots=1)
+    assert cards(store) == [("ready", None), ("ready", None)]

@@ -38,7 +38,8 @@ def evidence():
                 None, (ArmSpec("baseline", ()), ArmSpec("patched", (PatchFile("a.patch", b""),))), {"boots": 2}, Needs(), 1,
                 "5e1135")
     made = Evidence(RunInfo("run-1", "c0ffee", False), cell, 1, card={"card": "CPU-1", "host": "h"},
-                    versions={"vllm": "0.29.0", "torch": "2.13.0"}, model_sha256="abc")
+                    versions={"vllm": "0.29.0", "torch": "2.13.0"}, model_sha256="abc", drafter_sha256="def",
+                    launcher_sha256="123")
     made.arms["patched"] = BuiltArm("patched", "7ree", (PatchRow("a.patch", "1234", 0, 3, 1, 12, ("v1/x.py",)),))
     return made
 
@@ -52,6 +53,7 @@ def test_a_measurement_carries_the_conditions_of_its_arm():
         "0.29.0-cpu", "7ree", "5e1135", "c0ffee", "0.29.0", "CPU-1")
     assert row["patches"] == [{"name": "a.patch", "sha256": "1234", "hunks": 3, "offset_hunks": 1, "max_offset": 12}]
     assert row["pool_tokens"] == 9
+    assert (row["model_sha256"], row["drafter_sha256"], row["launcher_sha256"]) == ("abc", "def", "123")
     assert set(row) <= set(schemas.SCHEMAS["measurements"].names)
 
 

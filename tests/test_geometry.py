@@ -8,7 +8,7 @@ import yaml
 
 from farm import bootlog, geometry, models
 from farm.errors import UsageError
-from farm.geometry import Prediction, Serving, cached_tokens, chunk_blocks, predict, predicted_block_size, serving
+from farm.geometry import Prediction, Serving, cached_tokens, predict, serving
 
 DATA = Path(__file__).parent / "data"
 PROFILES = Path(__file__).parent.parent / "configs" / "profiles"
@@ -65,14 +65,14 @@ def test_the_projects_own_profiles(profile, tokens):
     config = models.config(said["model"]["tiny"]) if "tiny" in said["model"] else REAL
     served = serving(said["args"])
     assert predict(config, served, "cuda" if said["needs"]["cuda"] else "cpu").block_size == tokens
-    assert chunk_blocks(tokens, served.max_num_batched_tokens) >= 1
+    assert tokens <= served.max_num_batched_tokens
 
 
 @pytest.mark.parametrize("k", range(16))
 @pytest.mark.parametrize(("dtype", "b"), [("bfloat16", 4096), ("int8_per_token_head", 2080), ("fp8", 2048)])
 def test_the_27b_model_follows_the_formula_of_the_field(dtype, b, k):
-    assert predicted_block_size(REAL, kv_cache_dtype=dtype, speculative_tokens=k, mamba_ssm_cache_dtype="bfloat16") \
-        == 16 * -(-(1_634_304 + 20_480 * k) // (16 * b))
+    served = Serving(kv_cache_dtype=dtype, speculative_tokens=k, mamba_ssm_cache_dtype="bfloat16")
+    assert predict(REAL, served).block_size == 16 * -(-(1_634_304 + 20_480 * k) // (16 * b))
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,6 @@ def test_arguments_that_vllm_would_refuse(args, says):
     with pytest.raises(UsageError, match="^serve arguments: ") as caught:
         serving(args)
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(("block", "blocks"), [(416, 4), (832, 2), (448, 4), (480, 4), (864, 2), (2049, 0)])
-def test_whole_blocks_of_a_prefill_step(block, blocks):
-    assert chunk_blocks(block) == blocks
 
 
 # As the scheduler and KV-cache manager of vLLM 0.29.0 count, patched or not; 19,552 was served on a card.

@@ -1,5 +1,6 @@
 """The entry point: bad input ends with one clear line and exit 3 before any actor starts."""
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -12,6 +13,8 @@ from fake_wheels import write_wheel
 from rich.console import Console
 
 from farm import campaign, config, dispatch, gnupatch, matrix
+from farm.drivers import Driver
+from farm.errors import ResultsUnwritable
 from farm.evidence import Evidence, RunInfo
 from farm.records import Outcome, Reason, Verdict
 from farm.store import Store
@@ -61,7 +64,7 @@ def project(tmp_path, monkeypatch):
 def run(project, monkeypatch):
     """run() -> (exit code, what was printed); dispatch is played, and what it was asked is in run.asked."""
 
-    def go(only=(), results=None, resume=None, play=lambda cells: {}):
+    def go(only=(), results=None, resume=None, play=lambda cells: {}, take_over=False):
         def run_cells(cells, info, store, watcher, **_):
             go.asked.append([c.id for c in cells])
             return play(cells)
@@ -69,7 +72,8 @@ def run(project, monkeypatch):
         monkeypatch.setattr(dispatch, "run_cells", run_cells)
         monkeypatch.setattr(dispatch, "attached", lambda address: _nothing())
         out = io.StringIO()
-        request = matrix.Request(project / "configs/matrix/m.yaml", only, results or str(project / "results"), resume)
+        request = matrix.Request(project / "configs/matrix/m.yaml", only, results or str(project / "results"), resume,
+                                 take_over=take_over)
         code = matrix.main(request, Console(file=out, width=200))
         return code, out.getvalue()
 
@@ -211,12 +215,111 @@ def test_a_cache_that_cannot_be_made(run, project, monkeypatch):
     assert "set FARM_CACHE to another" in printed
 
 
-def test_resume_refuses_an_unknown_run_and_a_changed_matrix(run, project):
-    assert run(resume="demo-1")[0] == 3
-    run()
+def interrupt(cells):
+    raise KeyboardInterrupt
+
+
+def the_row(project):
     (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
-    code, printed = run(resume=row["run"])
-    assert code == 0 and len(run.asked[-1]) == 2
+    return row
+
+
+def test_resume_refuses_an_unknown_run(run):
+    code, printed = run(resume="demo-1")
+    assert (code, run.asked) == (3, []) and "--resume demo-1: no such run in" in printed and "farm runs" in printed
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    pytest.param(lambda: edit("configs/matrix/m.yaml", "[2000]", "[2001]"), "with: scenarios was ", id="option"),
+    pytest.param(lambda: edit("configs/matrix/m.yaml", "pins: [p29]", "pins: [p29]\nseed: 5"), "seed was 0, is 5", id="seed"),
+    pytest.param(lambda: edit("configs/matrix/m.yaml", "pins: [p29]", "pins: [p29]\ncampaign: true"),
+                 "campaign was False, is True", id="campaign"),
+    pytest.param(lambda: edit("configs/profiles/tiny.yaml", "model:", "args: [--x]\nmodel:"), "profile tiny: args is new",
+                 id="profile"),
+    pytest.param(lambda: edit("configs/pins/p29.yaml", "flavour", "torch: torch==2.13.0\nflavour"),
+                 "pin p29: torch is new: torch==2.13.0 (2 cells, the first ", id="pin"),
+    pytest.param(lambda: edit("patches/one.patch", "+x1 = 10", "+x1 = 11"), "patch one.patch of arm patched was sha256 ",
+                 id="patch"),
+    pytest.param(lambda: Path("patches/series").write_text(""), None, id="unlisted"),
+])
+def test_resume_refuses_what_was_not_promised_and_names_it(run, project, change, says):
+    run(play=interrupt)
+    change()
+    code, printed = run(resume=the_row(project)["run"])
+    assert (code, len(run.asked)) == (3, 1)
+    if says is not None:
+        assert f"--resume {the_row(project)['run']}: this is not what the run has promised: " in printed and says in printed
+        assert "Put it back as it was and resume, or start a new run" in printed
+    assert the_row(project)["status"] == "interrupted"
+
+
+def test_resume_refuses_another_choice_of_cells(run, project):
+    run(only=("replay",), play=interrupt)
+    code, printed = run(resume=the_row(project)["run"])
+    assert code == 3 and "the run was started with --only replay, this is without --only" in printed
+
+
+@pytest.mark.parametrize("change", [
+    pytest.param(lambda: edit("configs/matrix/m.yaml", "name: demo", "# a word\nname: demo"), id="comment"),
+    pytest.param(lambda: edit("configs/matrix/m.yaml", "name: demo", "name: demo\nattempts: 3\ncards: {cpu_slots: 2}"),
+                 id="cards"),
+])
+def test_resume_goes_on_where_no_cell_has_changed(run, project, change):
+    run(play=interrupt)
+    change()
+    assert run(resume=the_row(project)["run"], play=lambda cells: {c.id: PASS for c in cells})[0] == 0
+    assert [len(asked) for asked in run.asked] == [2, 2] and the_row(project)["status"] == "finished"
+
+
+def driven_by(project, **change):
+    store, row = Store.at(str(project / "results")), the_row(project)
+    driver = dataclasses.replace(Driver.here(), **change)
+    store.commit_run(row["run"], {**row, "status": "running", "process": str(driver)})
+    return row["run"]
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    pytest.param({}, f"it is still running on {os.uname().nodename}, pid {os.getpid()}", id="here"),
+    pytest.param({"host": "room-7", "boot": "b"}, "running on room-7, pid", id="elsewhere"),
+])
+def test_resume_refuses_a_run_that_is_driven(run, project, change, says):
+    run(play=interrupt)
+    code, printed = run(resume=driven_by(project, **change))
+    assert (code, len(run.asked)) == (3, 1) and says in printed
+
+
+def test_a_driver_on_another_machine_that_is_gone_can_be_followed(run, project):
+    run(play=interrupt)
+    name = driven_by(project, host="room-7", boot="b")
+    assert "add --take-over" in run(resume=name)[1]
+    assert run(resume=name, take_over=True, play=lambda cells: {c.id: PASS for c in cells})[0] == 0
+
+
+def test_a_driver_that_was_killed_is_followed(run, project):
+    run(play=interrupt)
+    assert run(resume=driven_by(project, started=1), play=lambda cells: {c.id: PASS for c in cells})[0] == 0
+
+
+def test_a_run_that_has_lost_its_own_row_goes_on_by_its_cells(run, project):
+    run(play=interrupt)
+    name = the_row(project)["run"]
+    (project / f"results/table=runs/run={name}/run.parquet").write_bytes(b"PAR1")
+    assert run(resume=name, play=lambda cells: {c.id: PASS for c in cells})[0] == 0
+    assert the_row(project)["status"] == "finished"
+
+
+def test_a_disk_that_refuses_ends_the_run_with_one_line_and_2(run, project):
+    def full(cells):
+        raise ResultsUnwritable("run x: cannot write below y (no space)")
+
+    code, printed = run(play=full)
+    (line,) = [text for text in printed.splitlines() if "cannot write" in text]
+    assert code == 2 and f"--resume {the_row(project)['run']}" in line and the_row(project)["status"] == "failed"
+
+
+def test_the_config_that_a_run_keeps_is_the_one_that_it_read(run, project):
+    run(play=lambda cells: edit("configs/matrix/m.yaml", "name: demo", "name: other") or {c.id: PASS for c in cells})
+    assert the_row(project)["config"] == MATRIX
 
 
 def test_only_runs_a_part(run):
@@ -290,6 +393,9 @@ def campaigned(run, project, monkeypatch):
     pytest.param({}, (), 2, "INVALID as a whole", id="the-control-passed"),
     pytest.param({"prefill": (Verdict.FAIL, Reason.CHANGED)}, (), 2, "INVALID as a whole", id="then-a-fail-is-none"),
     pytest.param({}, ("prefill",), 2, "no control was run", id="left-out"),
+    pytest.param({"replay": (Verdict.SKIP, Reason.NEEDS_UNMET), "prefill": (Verdict.SKIP, Reason.NEEDS_UNMET)}, (), 0, "2 SKIP",
+                 id="all-skipped"),
+    pytest.param({"replay": (Verdict.SKIP, Reason.NEEDS_UNMET)}, (), 2, "INVALID as a whole", id="a-control-skipped-alone"),
 ])
 def test_a_campaign_stands_with_its_controls(campaigned, reasons, only, code, says):
     ended_with, printed = campaigned(only, **reasons)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from farm import plan
+from farm import models, plan, profilefile
 from farm.bench import Needs
 from farm.config import CellConfig, CellPlanConfig, Loaded, MatrixConfig, NeedsConfig, PinConfig, ProfileConfig
 from farm.errors import UsageError
@@ -138,3 +138,33 @@ def test_a_control_is_another_cell():
 def test_a_control_must_be_evidence():
     with pytest.raises(ValidationError, match="a control ends with evidence"):
         CellConfig(job="unit", control="actor-died")
+
+
+# --- what is served lies in files -----------------------------------------------------------------
+
+
+def test_the_bytes_of_the_stand_ins_belong_to_a_cells_identity(monkeypatch):
+    profile = ProfileConfig(model={"tiny": "qwen3_5-gpu"}, drafter={"tiny": "dflash2-drafter"})
+    before = only(loaded(profile=profile))
+    assert before.identity["models"] == {kind: models.sha256_of(kind) for kind in ("qwen3_5-gpu", "dflash2-drafter")}
+    real = models.sha256_of
+    monkeypatch.setattr(models, "sha256_of", lambda kind: "new" if kind == "dflash2-drafter" else real(kind))
+    assert only(loaded(profile=profile)).id != before.id
+
+
+def test_a_start_script_belongs_to_a_cells_identity(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text("model: {vocab_size: 320}\nlauncher: {script: start.sh}\n")
+    ids = []
+    for script in ("exec vllm serve a", "exec vllm serve a", "exec vllm serve b"):
+        (tmp_path / "start.sh").write_text(script)
+        ids.append(only(loaded(profile=profilefile.read(tmp_path / "p.yaml", tmp_path))).id)
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_cuda_build_needs_a_card_whatever_the_job(monkeypatch):
+    suites = {"suites": [{"name": "r", "source": "series"}]}
+    unit = (CellPlanConfig(CellConfig(job="unit", **{"with": suites}), Unit((Suite("r", "series"),)), None, suites),)
+    assert only(loaded(unit, pin=CUDA)).needs.cuda and not only(loaded(unit)).needs.cuda
+    triage = (CellPlanConfig(CellConfig(job="triage"), Triage(), None, {}),)
+    assert not only(loaded(triage, pin=CUDA)).needs.cuda

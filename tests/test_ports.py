@@ -63,7 +63,7 @@ def test_a_stranger_is_named_and_left_alone():
             assert stranger.stdout.readline() == b"up\n"
             with pytest.raises(BootFailure) as caught:
                 ports.reached(port, me)
-            assert caught.value.reason is Reason.FARM_ERROR
+            assert caught.value.reason is Reason.PORT_TAKEN
             assert f"port {port}" in str(caught.value) and f"process {stranger.pid} ({sys.executable}" in str(caught.value)
             assert "k3y" not in str(caught.value)
             assert stranger.poll() is None

@@ -5,6 +5,7 @@ import pytest
 from farm import profilefile
 from farm.bootcheck import ExpectedFacts
 from farm.errors import FarmError, UsageError
+from farm.profilefile import script_sha256
 from farm.records import Reason
 
 LAUNCHER = """\
@@ -66,6 +67,20 @@ def test_a_script_that_is_not_on_this_machine(project):
     with pytest.raises(FarmError, match="launcher script single-user/nothing.sh is not on this machine") as caught:
         profile.launcher.found()
     assert caught.value.reason is Reason.BAD_CONFIG
+
+
+def test_a_start_script_that_is_another_on_the_cards_machine_is_refused(project):
+    profile = read(project, LAUNCHER)
+    script = project / "single-user/start.sh"
+    assert profile.launcher.sha256 == script_sha256(script) == script_sha256(profile.launcher.found().script)
+    script.write_text("exec another\n", encoding="utf-8")
+    with pytest.raises(FarmError, match="is not the one that the run began with") as caught:
+        profile.launcher.found()
+    assert caught.value.reason is Reason.BAD_CONFIG
+
+
+def test_a_start_script_that_the_driver_does_not_have_is_up_to_the_cards_machine(project):
+    assert read(project, LAUNCHER.replace("start.sh", "nothing.sh")).launcher.sha256 is None
 
 
 def test_variables_are_those_of_the_drivers_environment(project, monkeypatch):

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from farm.bench import Card, Needs
-from farm.records import Verdict
-from farm.scheduler import Assignment, Scheduler, Task, unmet
+from farm.records import Reason, Verdict
+from farm.scheduler import Assignment, Gone, Scheduler, Task, Unplaced, unmet
 
 CPU = Card("CPU-0", "cpu slot 1/1", "cpu", "a", memory_bytes=16 * 2**30)
 AMPERE = Card("GPU-3090", "RTX 3090", "cuda", "a", capability=(8, 6), memory_bytes=24 * 2**30)
@@ -70,19 +70,63 @@ def test_error_returns_to_the_only_card_that_fits():
     assert made.next(ADA.uuid) == Assignment("c0", ADA.uuid, 2)
 
 
-def test_unrunnable_cells_are_skipped_with_every_reason_once():
+LEFT = Gone("RTX 4090 abc", "node b died")
+
+
+def test_cells_that_no_card_ever_could_run_are_skipped_with_every_reason_once():
     made = scheduler(Needs(cuda=True, min_capability=(9, 0)), Needs(), cards=(AMPERE, ADA, CPU))
-    assert made.unrunnable() == [(
-        "c0",
-        "needs a CUDA card; needs compute capability 9.0, RTX 3090 has 8.6; needs compute capability 9.0, RTX 4090 has 8.9",
-    )]
-    assert made.unrunnable() == []
+    assert made.unplaced() == [Unplaced(
+        "c0", 1, Verdict.SKIP,
+        "needs a CUDA card; needs compute capability 9.0, RTX 3090 has 8.6; needs compute capability 9.0, RTX 4090 has 8.9")]
+    assert made.unplaced() == [] and not made.done
 
 
-def test_without_any_card_cells_are_stranded_not_skipped():
-    made = scheduler(Needs(), cards=())
-    assert made.unrunnable() == []
-    assert made.stranded() == ["c0"]
+@pytest.mark.parametrize(
+    ("happens", "ends"),
+    [
+        pytest.param(lambda made: None, {}, id="all-there"),
+        pytest.param(lambda made: made.remove_card(ADA, LEFT), {"c1": "RTX 4090 abc: node b died"}, id="the-only-fit-left"),
+        pytest.param(lambda made: (made.remove_card(ADA, LEFT), made.add_card(ADA)), {}, id="and-came-back"),
+        pytest.param(lambda made: (made.remove_card(ADA, LEFT), made.remove_card(AMPERE, Gone("RTX 3090 def", "node b died"))),
+                     {"c0": "RTX 4090 abc, RTX 3090 def: node b died", "c1": "RTX 4090 abc: node b died"}, id="all-left"),
+    ],
+)
+def test_cells_whose_cards_have_left_end_as_errors_never_as_skips(happens, ends):
+    made = scheduler(Needs(), Needs(min_capability=(8, 9)), cards=(AMPERE, ADA))
+    happens(made)
+    assert {u.cell: (u.verdict, u.why) for u in made.unplaced()} == {
+        cell: (Verdict.ERROR, f"no card is left that can run it: {why}") for cell, why in ends.items()}
+
+
+@pytest.mark.parametrize(("cuda", "verdicts"), [(True, ["ERROR", "ERROR"]), (False, ["SKIP", "SKIP"])], ids=["gpu", "cpu-slot"])
+def test_a_card_that_never_answered_may_have_been_the_one(cuda, verdicts):
+    made = scheduler(Needs(cuda=True), Needs(min_capability=(9, 0)), Needs(), cards=(CPU,))
+    made.miss_card(Gone("cuda seat 1/1", "did not start"), cuda=cuda)
+    assert [u.verdict.value for u in made.unplaced()] == verdicts
+    assert made.next(CPU.uuid).cell == "c2"
+
+
+def test_without_any_card_cells_end_as_errors():
+    made = scheduler(Needs(cuda=True), cards=())
+    assert made.unplaced() == [Unplaced("c0", 1, Verdict.ERROR, "no card is left that can run it: there was none")]
+    assert made.done
+
+
+@pytest.mark.parametrize(
+    ("tried", "attempts", "ends"),
+    [((ADA.uuid,), 2, [True]), ((ADA.uuid,), 3, [False, True]), ((ADA.uuid, ADA.uuid), 2, [True])],
+    ids=["one-left", "two-left", "one-at-least"])
+def test_attempts_of_an_earlier_life_count_and_their_cards_come_last(tried, attempts, ends):
+    made = Scheduler([Task("c0", Needs(), tried)], attempts)
+    made.add_card(ADA)
+    made.add_card(AMPERE)
+    assert made.next(ADA.uuid) is None
+    given = []
+    for number in range(len(ends)):
+        given.append(made.next(AMPERE.uuid) or made.next(ADA.uuid))
+        assert made.finished("c0", Verdict.ERROR) is ends[number]
+    assert [a.attempt for a in given] == list(range(len(tried) + 1, len(tried) + 1 + len(ends)))
+    assert given[0].card == AMPERE.uuid and made.done
 
 
 @pytest.mark.parametrize(("cells", "cards"), [
@@ -108,3 +152,54 @@ def test_every_cell_gets_exactly_one_final_verdict_under_random_ends(cells, card
     assert len(final) == cells
     assert all(attempts[c] == 3 for c, v in final.items() if v is Verdict.ERROR)
     assert max(attempts.values()) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cards_that_leave_and_join_at_random_lose_no_cell_and_turn_no_fail_into_a_pass(seed):
+    """Cards die with what they run, come back, or stay away; in the end all may be gone."""
+    rng = random.Random(seed)
+    needs = [Needs(), Needs(cuda=True), Needs(min_capability=(8, 9)), Needs(min_capability=(9, 0))]
+    made = Scheduler([Task(f"c{i}", rng.choice(needs)) for i in range(200)], attempts=3)
+    cards = [Card(f"g{i}", f"card {i}", "cuda" if i % 4 else "cpu", "h", capability=(8, 6 + 3 * (i % 2)) if i % 4 else None)
+             for i in range(12)]
+    here = {card.uuid: card for card in cards[:8]}
+    for card in here.values():
+        made.add_card(card)
+    busy, ends, history = {}, {}, {}
+
+    def close(cell, verdict):
+        assert cell not in ends
+        ends[cell] = verdict
+
+    for _ in range(20_000):
+        if made.done:
+            break
+        for uuid in here:
+            if uuid not in busy and (got := made.next(uuid)):
+                busy[uuid] = got
+        luck = rng.random()
+        if luck < 0.03 and here:
+            uuid = rng.choice(sorted(here))
+            made.remove_card(here.pop(uuid), Gone(uuid, "its node died"))
+            if got := busy.pop(uuid, None):
+                history.setdefault(got.cell, []).append(Verdict.ERROR)
+                if made.finished(got.cell, Verdict.ERROR, Reason.NODE_DIED):
+                    close(got.cell, Verdict.ERROR)
+        elif luck < 0.05 and (away := [c for c in cards if c.uuid not in here]):
+            card = rng.choice(away)
+            here[card.uuid] = card
+            made.add_card(card)
+        elif busy:
+            got = busy.pop(rng.choice(sorted(busy)))
+            verdict = rng.choices([Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.ERROR], [60, 10, 5, 25])[0]
+            history.setdefault(got.cell, []).append(verdict)
+            if made.finished(got.cell, verdict):
+                close(got.cell, verdict)
+        for end in made.unplaced():
+            assert end.attempt == len(history.get(end.cell, [])) + 1
+            close(end.cell, end.verdict)
+    assert made.done and len(ends) == 200
+    for cell, verdicts in history.items():
+        assert len(verdicts) <= 3
+        assert all(v is Verdict.ERROR for v in verdicts[:-1]), cell  # what is evidence is never tried again
+        assert verdicts[-1] is Verdict.ERROR or ends[cell] is verdicts[-1]

@@ -140,7 +140,8 @@ def test_a_boot_that_fails(spec, mode, reason, message):
         raise error
 
 
-def test_a_stalled_boot_leaves_its_stack(spec):
+def test_a_stalled_boot_leaves_its_stack_where_py_spy_is_not(spec, monkeypatch):
+    monkeypatch.setattr("farm.stacks.spy", lambda python: None)
     error = boot_fails(spec("stalls", stall_s=2.0))
     assert "Fatal Python error: Aborted" in error.log_tail
     assert "main.py" in error.log_tail.split("Fatal Python error: Aborted")[1]
@@ -224,8 +225,9 @@ def test_a_server_that_stops_answering_is_lost(spec, monkeypatch):
     monkeypatch.setattr(server, "HEALTH_S", 0.5)
     with server.boot(spec(), quiet) as running:
         os.kill(running.pid, signal.SIGSTOP)
-        with pytest.raises(ServerLost, match="no longer healthy"):
+        with pytest.raises(ServerLost, match="answers nothing any more") as caught:
             running.complete(PROMPT, max_tokens=8, deadline_s=0.5)
+        assert caught.value.reason is Reason.SERVER_SILENT
         os.kill(running.pid, signal.SIGCONT)
 
 

@@ -224,6 +224,21 @@ def test_runs_are_listed_whether_or_not_they_ended(store):
     assert store.runs() == ["began", "killed"]
 
 
+def test_card_events_are_read_without_any_cell_and_survive_compaction(store):
+    event = {"card": "GPU-1", "card_name": "RTX 3090", "host": "h", "at_utc": utc_now(), "event": "ready"}
+    store.commit_cards(RUN, [event])
+    store.commit_cards(RUN, [event, {**event, "event": "quarantined", "reason": "card-unhealthy", "until_utc": utc_now()}])
+    commit(store, "a")
+    commit(store, "b")
+    store.compact(RUN)
+    assert [r["event"] for r in store.read("cards", RUN).to_pylist()] == ["ready", "quarantined"]
+    assert sorted(store.sql("select event from cards").rows) == [("quarantined",), ("ready",)]
+    with pytest.raises(FarmError, match="no column colour"):
+        store.commit_cards(RUN, [{**event, "colour": "red"}])
+    with pytest.raises(FarmError, match="a cell has no rows for cards"):
+        store.commit(RUN, "c", 0, {**attempt_rows(RUN, "c", 0), "cards": [event]})
+
+
 def test_a_run_row_is_checked_too(store):
     with pytest.raises(FarmError, match="table runs has no column verdict"):
         store.commit_run(RUN, {"verdict": "PASS"})

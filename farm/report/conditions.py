@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.report import expected
+from farm.report.contrasts import same_tree_twice
 from farm.stats import number
 
 Row = Mapping[str, Any]
@@ -22,6 +23,9 @@ def conditions(cell: Row, rows: Mapping[str, Sequence[Row]]) -> Iterable[tuple[s
     capability = f"compute capability {cell['compute_capability']}" if cell["compute_capability"] else None
     yield from _told("card", cell["card_name"], ", ".join(filter(None, (cell["card"], capability, memory))))
     yield from _told("driver", cell["driver"])
+    for label, column in (("model hash", "model_sha256"), ("drafter hash", "drafter_sha256"),
+                          ("start script hash", "launcher_sha256")):
+        yield from _told(label, cell[column] and cell[column][:12])
     if cell["power_limit_before_w"] is not None:
         after = cell["power_limit_after_w"]
         changed = "" if after in (None, cell["power_limit_before_w"]) else f", {number(after)} W afterwards"
@@ -30,8 +34,11 @@ def conditions(cell: Row, rows: Mapping[str, Sequence[Row]]) -> Iterable[tuple[s
     for arm in cell["arms"] or ():
         names = ", ".join(p["name"] for p in arm["patches"] or ()) or "no patches"
         yield f"arm {arm['arm']}", f"tree {(arm['tree'] or 'not built')[:16]}: {names}"
+    if same_tree_twice(cell):
+        yield "A/A", "one tree on both arms: what differs is noise, no effect"
     served = rows["boots"] or [r for r in rows["measurements"] if r["boot"] is not None]
-    yield from _by_arm("boots", served, lambda rs: len({r["boot"] for r in rs}))
+    for label, probe in (("boots", False), ("boots with the probe", True)):
+        yield from _by_arm(label, [r for r in served if bool(r["probe"]) is probe], lambda rs: len({r["boot"] for r in rs}))
     yield from _by_arm("pool", served, lambda rs: _distinct(_pool(r) for r in rs))
     yield from _by_arm("argv hash", served, lambda rs: _distinct(_argv_hash(r["argv"]) for r in rs))
     for label, column in (("block size", "block_size"), ("backend", "backend"), ("KV layout", "kv_layout"),

@@ -19,11 +19,16 @@ def words(text: str | None) -> str:
     return "" if found is None else _plainly(found)
 
 
-def judged(text: str | None, metric: str, tokens: int | None, scenario: str) -> bool:
-    """Whether a rule looked at a figure.  `scenario` is its name; a metric of it counts as judged with it."""
+def judged(text: str | None, metric: str, tokens: int | None, scenario: str, *, cached: int = 0, probe: bool = False) -> bool:
+    """Whether a rule looked at a figure.  `scenario` is its name; a metric of it counts as judged with it.
+
+    `cached` tokens of the prompt came from the cache (0: it was fresh); `probe`: the figure is of boots with the probe.
+    """
     found = _parsed(text)
     if _are_rules(found):
-        return any(r["metric"] == metric and (not r.get("at") or tokens in r["at"]) for r in found)
+        return any(r["metric"] == metric and (not r.get("at") or tokens in r["at"])
+                   and (r.get("prefix", 0) >= cached > 0 or r.get("prefix", 0) == cached == 0)
+                   and (bool(r.get("probe")) or not probe) for r in found)
     return isinstance(found, Mapping) and scenario in found
 
 
@@ -42,7 +47,9 @@ def _rule(rule: Mapping[str, Any]) -> str:
     way, margin = str(rule.get("direction", "")), rule.get("margin")
     limit = "" if margin is None else f" {'within' if way == 'unchanged' else 'by at least'} {percent(margin)}"
     at = f" at {', '.join(f'{n:,}' for n in rule['at'])} tokens" if rule.get("at") else ""
-    return f"{rule['metric']} {way}{limit}{at}"
+    after = f" after a prefix of {rule['prefix']:,}" if rule.get("prefix") else ""
+    probe = " on boots with the probe against those without" if rule.get("probe") else ""
+    return f"{rule['metric']} {way}{limit}{at}{after}{probe}"
 
 
 def _plainly(value: Any) -> str:

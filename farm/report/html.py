@@ -9,7 +9,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from farm.report.view import Contrast, view
+from farm.report.contrasts import Contrast
+from farm.report.view import view
 from farm.stats import number
 from farm.store import Store
 

@@ -15,8 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from farm.report.contrasts import SPREAD, Contrast
 from farm.report.suites import SuiteView, TestView
-from farm.report.view import CellView, Contrast, PatchView, RunView, view
+from farm.report.view import CellView, PatchView, RunView, view
 from farm.stats import change_words, number, ratio
 from farm.store import Store
 
@@ -27,6 +28,7 @@ NARROW = 100  # below it the table of cells leaves out what is the same for all
 NAMES = 10  # tests that a group lists
 FIXED_NAMES = 3  # good news needs a count, and a few names to see which
 TAIL_LINES = 8
+A_A = "A/A: one tree on both arms; the spread is noise, no effect"
 
 
 def render_terminal(store: Store, run: str, console: Console) -> None:
@@ -59,6 +61,8 @@ def _parts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
         yield _heading("Pins")
         yield _table(["pin", *run.pins.columns, "geometry"], [[pin, *ends, geometry] for pin, ends, geometry in run.pins.rows],
                      width, lined)
+    yield from _section("Attempts made again", [_shortened(line, run) for line in run.retried])
+    yield from _section("Cards that left or joined", run.cards)
     yield from _section("Conditions", list(_conditions(run)))
     if run.contrasts:
         yield _heading("Measured, one value a boot; change and ratio (second arm / first) are of the means")
@@ -120,7 +124,7 @@ def _tail(cell: CellView, *, named: bool = True) -> Iterable[str]:
 # --- conditions -----------------------------------------------------------------------------
 
 _SHARED = ("pin", "host", "card", "driver", "power limit")  # said once for all cells that have them
-_OWN = ("boots", "pool", "block size", "backend", "compile caches")
+_OWN = ("boots", "boots with the probe", "pool", "block size", "backend", "compile caches")
 
 
 def _conditions(run: RunView) -> Iterable[str | Text]:
@@ -147,20 +151,23 @@ def _conditions(run: RunView) -> Iterable[str | Text]:
 
 def _contrasts(run: RunView, width: int) -> Iterable[object]:
     for cell, found in groupby(run.contrasts, key=lambda c: c.cell):
-        contrasts = sorted(found, key=lambda c: (not c.judged, c.scenario, c.prompt_tokens or 0))
+        contrasts = sorted(found, key=lambda c: (c.probe, not c.judged, c.scenario, c.prompt_tokens or 0, c.cached_tokens))
         arms = list(dict.fromkeys(a.arm for c in contrasts for a in c.arms))
-        evidence = contrasts[0].evidence
-        yield Text(f"  {_shorts(run).get(cell, cell)}{'' if evidence else ' (no evidence: see its verdict)'}")
-        for (judged, scenario), rows in groupby(contrasts, key=lambda c: (c.judged, c.scenario)):
+        evidence, twice = contrasts[0].evidence, contrasts[0].twice
+        about = " (no evidence: see its verdict)" if not evidence else f" ({A_A})" if twice else ""
+        yield Text(f"  {_shorts(run).get(cell, cell)}{about}")
+        for (probe, judged, scenario), rows in groupby(contrasts, key=lambda c: (c.probe, c.judged, c.scenario)):
             rows = list(rows)
             units = {c.unit for c in rows}
             unit = "" if len(units) > 1 else "as fractions" if units == {"ratio"} else f"in {rows[0].unit}"
-            unjudged = "not judged by any rule" if evidence and not judged else ""
-            if said := "; ".join(filter(None, (scenario, unit, unjudged))):
+            probed = "boots with the probe, counted apart" if probe else ""
+            unjudged = "not judged by any rule" if evidence and not judged and not twice else ""
+            if said := "; ".join(filter(None, (scenario, probed, unit, unjudged))):
                 yield Padding(Text(said), (0, 0, 0, 4), expand=False)
-            columns = ["tokens", "metric", *arms, *(["change", "ratio"] if len(arms) > 1 else [])]
+            compared = [SPREAD] if twice else ["change", "ratio"] if len(arms) > 1 else []
             values = [_contrast_row(c, arms, unit=not unit) for c in rows]
-            table = _table(columns, values, width - 4, lined=False, numbers=("tokens", "ratio"))
+            table = _table(["tokens", "metric", *arms, *compared], values, width - 4, lined=False,
+                           numbers=("tokens", "ratio", SPREAD))
             yield Padding(table, (0, 0, 0, 4), expand=False)
 
 
@@ -168,6 +175,8 @@ def _contrast_row(contrast: Contrast, arms: Sequence[str], *, unit: bool) -> lis
     values = {a.arm: a for a in contrast.arms}
     row = [contrast.tokens, f"{contrast.metric}, {contrast.unit}" if unit else contrast.metric,
            *("  ".join(map(number, values[a].values)) if a in values else "" for a in arms)]
+    if contrast.twice:
+        return [*row, contrast.spread if contrast.evidence else ""]
     if len(arms) < 2:
         return row
     if not (arms[0] in values and arms[1] in values) or not contrast.evidence:

@@ -84,6 +84,8 @@ def _sources(table: TriageTable) -> Iterable[str]:
     for pin in table.pins:
         count = f"{len(pin.patches)} patch{'' if len(pin.patches) == 1 else 'es'}"
         yield f"{pin.label}: vLLM {pin.version}, {count} of {pin.directory or 'no directory'}, on {pin.package}"
+    if any(cell.good for cell in table.cells):
+        yield "a hunk that applies is not yet code that works: farm check DIR --pin PIN looks at the patched code too"
 
 
 def _lines(cell: Triaged) -> Iterable[str]:
@@ -120,7 +122,8 @@ def _hunk_words(hunk: HunkTriage) -> str:
     if hunk.movement is not None:
         near = f"{hunk.movement.near.changed} code lines near it changed"
         if hunk.movement.function and hunk.movement.in_function is not None:
-            near += f", {hunk.movement.in_function.changed} of them in {hunk.movement.function}"
+            inside = hunk.movement.in_function  # which may reach further than what is near
+            near += f"; {inside.changed} of the {inside.of} in {hunk.movement.function} did"
     astray = f"lands on line {hunk.astray}, which is not its place" if hunk.astray else ""
     lost = f"uses {', '.join(hunk.lost)}, which is gone" if hunk.lost else ""
     there = "" if hunk.there in (None, hunk.file) else f"the file is now {hunk.there}"

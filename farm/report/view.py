@@ -6,7 +6,6 @@ attempt, else by its last; what other attempts measured is left out.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +16,17 @@ from typing import Any
 from farm import campaign
 from farm.errors import UsageError
 from farm.records import Reason, Verdict
-from farm.report import expected, pins, suites
+from farm.report import mishaps, pins, suites
 from farm.report.conditions import conditions
+from farm.report.contrasts import EVIDENCE, Contrast, contrasts
 from farm.report.pins import PinTable
 from farm.report.suites import SuiteView, plain
-from farm.stats import words
+from farm.report.times import Times, times
+from farm.runs import status as stands
 from farm.store import Store
 
 Row = Mapping[str, Any]
 VERDICTS = tuple(v.value for v in Verdict)
-EVIDENCE = (Verdict.PASS.value, Verdict.FAIL.value)
 NOT_RUN = "not run yet"
 _UNENDED = ("running", "interrupted")  # of a run: a cell without a row is still to run, or to resume
 _SIGN_TEST_PAIRS = 6  # fewer cannot reach 5 %, two-sided, however well they agree
@@ -72,49 +72,6 @@ class CellView:
 
 
 @dataclass(frozen=True)
-class ArmValues:
-    """A metric's value on each boot of one arm, in boot order."""
-
-    arm: str
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(self.values) / len(self.values)
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """One metric at one prompt length (tokens) on every arm, the baseline first."""
-
-    cell: str
-    metric: str
-    unit: str
-    prompt_tokens: int | None
-    scenario: str  # "name: parameters"
-    arms: tuple[ArmValues, ...]
-    evidence: bool  # False where the cell ended INVALID or ERROR: figures to look at, not to quote
-    judged: bool = True  # whether a rule of the matrix looked at it
-
-    @property
-    def words(self) -> str:
-        """The second arm against the first; empty where there is none, or no evidence."""
-        if not self.evidence:
-            return "no evidence: see the cell's verdict"
-        first, second, *_ = (*self.arms, None, None)
-        return words(first.mean, second.mean, (first.arm, second.arm)) if second else ""
-
-    @property
-    def tokens(self) -> str:
-        return "" if self.prompt_tokens is None else f"{self.prompt_tokens:,}"
-
-    @property
-    def length(self) -> str:
-        """Prompt length and the scenario's name; its parameters are in `RunView.scenarios`."""
-        return " ".join(filter(None, (self.tokens, self.scenario.partition(": ")[0])))
-
-
-@dataclass(frozen=True)
 class PatchView:
     """How a patch applied to a pin: hunks, of them placed with an offset, the largest offset in lines."""
 
@@ -140,29 +97,6 @@ class PatchView:
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of the run and, of those, with vLLM at work (boots, requests, tests).
-
-    Where cells ran side by side, or a run was resumed, vLLM's seconds exceed
-    the run's: `of` then says that both are sums over the cells.
-    """
-
-    total_s: float
-    vllm_s: float
-    of: str
-
-    @property
-    def words(self) -> str:
-        if not self.total_s:
-            return "no time was recorded"
-        if not self.vllm_s:
-            return f"{self.of} {self.total_s:.1f} s, none with vLLM at work yet"
-        ours = max(0.0, self.total_s - self.vllm_s)
-        return (f"{self.of} {self.total_s:.1f} s: vLLM {self.vllm_s:.1f} s, ours {ours:.1f} s "
-                f"({100 * ours / self.total_s:.1f} %)")
-
-
-@dataclass(frozen=True)
 class RunView:
     """All that a report says."""
 
@@ -183,6 +117,8 @@ class RunView:
     times: Times
     unproven: tuple[str, ...]
     problems: tuple[str, ...]
+    retried: tuple[str, ...] = ()  # a line for each attempt that was made again
+    cards: tuple[str, ...] = ()  # a line for each card that left or joined
 
     @property
     def missing_words(self) -> str:
@@ -210,7 +146,7 @@ def view(store: Store, run: str) -> RunView:
     if run not in store.runs():
         raise UsageError(f"no run {run!r} in {store.root}; see: farm runs")
     tables, problems = {}, []
-    for table in ("runs", "cells", "boots", "measurements", "tests", "patches"):
+    for table in ("runs", "cells", "cards", "boots", "measurements", "tests", "patches"):
         reading = store.reading(table, run)
         tables[table] = reading.table.to_pylist()
         problems.extend(reading.problems)
@@ -222,13 +158,16 @@ def view(store: Store, run: str) -> RunView:
     cells = tuple(_cell(row, attempts[row["cell"]], kept) for row in shown.values())
     missing = max(0, (head.get("cells") or 0) - len(cells))
     return RunView(
-        run=run, name=head.get("name") or "", status=head.get("status") or "no row of its own: killed before it ended",
+        run=run, name=head.get("name") or "",
+        status=stands(store, run, head) if head else "no row of its own: killed before it ended",
         exit_code=head.get("exit_code"), command=" ".join(head.get("command") or ()), started=head.get("started_utc"),
         project=_project(head, shown.values()), cells=cells, missing=missing,
-        contrasts=_contrasts(kept["measurements"], shown), suites=suites.digest(kept["tests"], _arm_names(shown)),
+        contrasts=contrasts(kept["measurements"], shown), suites=suites.digest(kept["tests"], _arm_names(shown)),
         patches=_patches(kept["patches"], shown.values()), pins=pins.digest(cells, kept["boots"]),
-        campaign="" if head.get("campaign") in (None, campaign.VALID) else head["campaign"], times=_times(head, shown.values()),
-        unproven=_unproven(shown.values(), head, missing, kept["boots"]), problems=tuple(dict.fromkeys(problems)))
+        campaign="" if head.get("campaign") in (None, campaign.VALID) else head["campaign"],
+        times=times(head, shown.values(), tables["cells"]),
+        unproven=_unproven(shown.values(), head, missing, kept["boots"]), problems=tuple(dict.fromkeys(problems)),
+        retried=mishaps.attempts(tables["cells"]), cards=mishaps.cards(tables["cards"]))
 
 
 def _shown(rows: Iterable[Row]) -> dict[str, Row]:
@@ -256,29 +195,6 @@ def _cell(row: Row, attempts: int, kept: Mapping[str, Sequence[Row]]) -> CellVie
 
 def _arm_names(shown: Mapping[str, Row]) -> dict[str, list[str]]:
     return {cell: [a["arm"] for a in row["arms"] or ()] for cell, row in shown.items()}
-
-
-def _contrasts(rows: Sequence[Row], shown: Mapping[str, Row]) -> tuple[Contrast, ...]:
-    groups: dict[tuple[str, str, int | None, str], dict[str, list[Row]]] = {}
-    for row in rows:
-        if row["value"] is not None:
-            # A served measurement's note is about its scrapes; any other's says which scenario it is.
-            scenario = (row["note"] or "") if row["boot"] is None else ""
-            key = (row["cell"], row["metric"], row["prompt_tokens"], scenario)
-            groups.setdefault(key, {}).setdefault(row["arm"] or "", []).append(row)
-    return tuple(_contrast(key, groups[key], shown[key[0]]) for key in sorted(
-        groups, key=lambda k: (k[0], k[1], k[2] is not None, k[2] or 0, k[3])))
-
-
-def _contrast(key: tuple[str, str, int | None, str], by_arm: Mapping[str, Sequence[Row]], cell: Row) -> Contrast:
-    _, metric, tokens, scenario = key
-    declared = [a["arm"] for a in cell["arms"] or ()]
-    names = sorted(by_arm, key=lambda a: (declared.index(a) if a in declared else len(declared), a))
-    in_order = {a: sorted(by_arm[a], key=lambda r: (r["boot"] or 0, r["order"] or 0)) for a in names}
-    arms = tuple(ArmValues(a, tuple(r["value"] for r in in_order[a])) for a in names)
-    judged = expected.judged(cell["expect"], metric, tokens, scenario.partition(": ")[0])
-    unit = next(iter(by_arm.values()))[0]["unit"] or ""
-    return Contrast(cell["cell"], metric, unit, tokens, scenario, arms, cell["verdict"] in EVIDENCE, judged)
 
 
 def _patches(rows: Sequence[Row], cells: Iterable[Row]) -> tuple[PatchView, ...]:
@@ -312,15 +228,6 @@ def _project(head: Row, cells: Iterable[Row]) -> str:
     return ""
 
 
-def _times(head: Row, cells: Iterable[Row]) -> Times:
-    wall, vllm = head.get("wall_s") or 0.0, head.get("vllm_s") or 0.0
-    if wall and vllm <= wall:
-        return Times(wall, vllm, "wall")
-    rows = list(cells)
-    return Times(math.fsum(r["wall_s"] or 0.0 for r in rows), math.fsum(r["vllm_s"] or 0.0 for r in rows),
-                 "all cells together")
-
-
 def _unproven(cells: Iterable[Row], head: Row, missing: int, boots: Sequence[Row]) -> tuple[str, ...]:
     lines: dict[str, list[str]] = {}
     rows = list(cells)
@@ -352,7 +259,7 @@ def _few_pairs(proved: Sequence[Row], boots: Sequence[Row]) -> Iterable[str]:
     for row in proved:
         arms: dict[int, set[str]] = {}
         for boot in boots:
-            if boot["cell"] == row["cell"] and boot["pair"] is not None:
+            if boot["cell"] == row["cell"] and boot["pair"] is not None and not boot["probe"]:
                 arms.setdefault(boot["pair"], set()).add(boot["arm"])
         pairs = sum(len(found) > 1 for found in arms.values())
         if 0 < pairs < _SIGN_TEST_PAIRS:

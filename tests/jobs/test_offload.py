@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from farm import oracle
+from farm import config, oracle
 from farm.bench import Arm, BootFacts, BootSlot, Prompt, Reply, balanced_order
-from farm.errors import InvalidMeasurement, RefusedConfig
+from farm.campaign import controlled
+from farm.errors import FarmError, InvalidMeasurement, RefusedConfig
 from farm.records import Measurement, Outcome, Reason, Verdict
 from farm.schemas import stamp
 from jobs.offload import Offload
@@ -331,3 +332,75 @@ def test_without_a_warm_up_nothing_is_asked_before_the_prompt():
 
 def test_what_the_matrix_is_told():
     assert (job(prompt_tokens=100).longest, job().longest, job().arms_named) == (108, 9, ("baseline", "patched"))
+
+
+# --- configs/matrix/gpu-provoked.yaml -----------------------------------------------------------
+
+PROVOKED = {planned.config.name: planned for planned in config.load(config.PROJECT / "configs/matrix/gpu-provoked.yaml").cells}
+# What a card is expected to do with the cell's own profile, arm and options; requests count from 0, those of the
+# warm-up included.
+ON_A_CARD = {
+    "tier-overflow": {"play": {"tier": oracle.GIB}},
+    "tier-overflow-counted": {"play": {"tier": oracle.GIB}},
+    "not-evicted": {},
+    "no-store": {},
+    "cold-jit": {"play": {"compiles": frozenset({0})}, "block": 400},
+    "refused-config": {"refuses": "expandable"},
+}
+# The same cell where what it provokes did not come to pass.
+UNPROVOKED = {
+    "tier-overflow": {"play": {"tier": 4 * oracle.GIB}, "argv": ("--kv-offloading-size=4",)},
+    "tier-overflow-counted": {"play": {"tier": 4 * oracle.GIB}, "argv": ("--kv-offloading-size=4",)},
+    "not-evicted": {"options": {"evictors": 4}},
+    "no-store": {"options": {"prompt_tokens": 18_928, "evictors": 4}},
+    "cold-jit": {"play": {}},
+    "refused-config": {"refuses": ""},
+}
+
+
+def provoked(name, *, play=None, refuses="", block=BLOCK, argv=(), options=None):
+    """The cell's end, as the border of a cell makes one."""
+    planned = PROVOKED[name]
+    arms = config.load(config.PROJECT / "configs/matrix/gpu-provoked.yaml").matrix.arms
+    mine = {arm: Arm(arm, arm, ()) for arm in planned.config.arms}
+    words = (*planned.profile.served_args, *(word for arm in mine for word in arms[arm].args), *argv)
+    bench = FakeBench(play={"defect": False, **(play or {})}, refuses=refuses, block=block, argv=words, arms=mine)
+    run = TypeAdapter(Offload).validate_python({**planned.options, **(options or {})})
+    try:
+        *_, last = run.run(bench)
+    except FarmError as error:
+        last = Outcome(error.verdict, error.reason, str(error))
+    return last, controlled(last, planned.config.control)
+
+
+def test_the_matrix_provokes_every_ending_that_must_be_shown():
+    assert set(PROVOKED) == set(ON_A_CARD) == set(UNPROVOKED)
+    assert {planned.config.control.value for planned in PROVOKED.values()} == {
+        "tier-overflow", "not-evicted", "no-store", "cold-jit", "refused-config"}
+
+
+@pytest.mark.parametrize("name", ON_A_CARD)
+def test_a_provoked_cell_ends_with_its_reason_and_holds(name):
+    last, ended = provoked(name, **ON_A_CARD[name])
+    assert (last.verdict, last.reason) == (Verdict.INVALID, PROVOKED[name].config.control), last.detail
+    assert (ended.verdict, ended.reason) == (Verdict.PASS, Reason.CONTROL_HELD)
+
+
+@pytest.mark.parametrize("name", UNPROVOKED)
+def test_a_cell_that_provokes_nothing_misses_its_control(name):
+    last, ended = provoked(name, **{**ON_A_CARD[name], **UNPROVOKED[name]})
+    assert (last.verdict, last.reason) == (Verdict.PASS, Reason.SERVED), last.detail
+    assert (ended.verdict, ended.reason) == (Verdict.INVALID, Reason.CONTROL_MISSED)
+
+
+def test_the_small_tier_is_refused_with_the_size_that_would_do_or_seen_to_overflow():
+    assert "--kv-offloading-size=2 or more" in provoked("tier-overflow", **ON_A_CARD["tier-overflow"])[0].detail
+    counted = provoked("tier-overflow-counted", **ON_A_CARD["tier-overflow-counted"])[0].detail
+    assert "B were stored in a tier of 1,073,741,824 B" in counted
+
+
+def test_the_older_runner_is_asked_for_without_a_drafter():
+    """Else the kernel that cold-jit waits for is compiled in the warm-up, or is another."""
+    profile = PROVOKED["cold-jit"].profile
+    assert profile.env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert not any("speculative" in word for word in profile.args)

@@ -409,6 +409,73 @@ def test_a_probe_row_that_was_promised_and_is_missing(bench, says):
     assert says in str(caught.value)
 
 
+# --- what the probe costs -------------------------------------------------------------------
+
+COST = {"prompts": [1000], "repeats": 5, "boots": 2, "probe_boots": 2,
+        "expect": [{"metric": metric, "direction": "unchanged", "margin": 0.05, "probe": True}
+                   for metric in ("kv_peak", "ttft")]}
+
+
+def one_arm(**options):
+    return FakeBench(arms={"patched": Arm("patched", "patched", ())}, **options)
+
+
+def test_ten_requests_with_the_probe_and_ten_without_are_all_recorded():
+    bench = one_arm()
+    records, _ = outcome(bench, **COST)
+    for metric in ("ttft", "kv_peak"):
+        assert len(rows(records, metric, probe=False)) == len(rows(records, metric, probe=True)) == 10
+    per_boot = {}
+    for _, boot, sha in bench.sent:
+        per_boot.setdefault(boot, []).append(sha)
+    assert sorted(per_boot) == [0, 1, 2, 3]
+    assert {tuple(sent) for sent in per_boot.values()} == {tuple(per_boot[0])} and len(set(per_boot[0])) == 5
+
+
+def test_boots_with_and_without_the_probe_take_turns():
+    bench = one_arm()
+    outcome(bench, **COST)
+    assert [(s.boot, s.pair, s.order, s.probe) for s in bench.slots] == [
+        (0, 0, 0, False), (2, 2, 1, True), (3, 3, 2, True), (1, 1, 3, False)]
+
+
+@pytest.mark.parametrize(
+    ("bench", "verdict", "reason", "says"),
+    [
+        (one_arm(), Verdict.PASS, Reason.AS_EXPECTED, "patched, 1000 tokens: ttft is the same on both arms (1)"),
+        (one_arm(ttft={True: 1.04}), Verdict.PASS, Reason.AS_EXPECTED,
+         "ttft is 4 % higher on probe boots (1.04 against 1; probe boots/plain boots 1.04"),
+        (one_arm(ttft={True: 1.5}), Verdict.FAIL, Reason.CHANGED, "50 % higher"),
+        (one_arm(probe_peak=0.9), Verdict.FAIL, Reason.CHANGED, "kv_peak is 10 % lower"),
+    ],
+    ids=["no-cost", "within-the-margin", "slower", "another-peak"],
+)
+def test_a_rule_about_the_probe(bench, verdict, reason, says):
+    _, last = outcome(bench, **COST)
+    assert (last.verdict, last.reason) == (verdict, reason), last.detail
+    assert says in last.detail
+
+
+def test_a_rule_about_the_probe_looks_at_each_arm():
+    _, last = outcome(FakeBench(peaks={"patched": 0.5}), **COST)
+    assert (last.verdict, last.detail.count("Pairs:")) == (Verdict.PASS, 4)  # two metrics, two arms; the arms' own peaks differ
+
+
+def test_a_boot_counts_with_the_median_of_its_requests():
+    bench = FakeBench()
+    seen = iter([1.0, 9.0, 1.0, 1.0, 1.0, 1.0])
+    bench.peak = lambda slot, tokens: next(seen)
+    _, last = outcome(bench, prompts=[1000], repeats=3, boots=1, expect=[{"metric": "kv_peak", "direction": "unchanged"}])
+    assert "the same on both arms (1)" in last.detail
+
+
+@pytest.mark.parametrize("options", [{"probe_boots": 0}, {"probe_boots": 1}, {"repeats": 0}],
+                         ids=["no-boots-with-it", "fewer", "no-requests"])
+def test_a_cost_that_cannot_be_measured(options):
+    with pytest.raises(ValidationError):
+        job(**{**COST, **options})
+
+
 def test_every_row_fits_its_table():
     """A misspelt condition would be evidence lost: `stamp` refuses it."""
     records, _ = outcome(FakeBench(hold=3), **PREFIXED, boots=1, probe_boots=1, **CONCURRENT)

@@ -28,6 +28,7 @@ class FakeBench:
     same_tree: bool = False
     vllm_path: str | None = "/tree/vllm/__init__.py"
     note: str | None = None
+    cut: dict[str, Reason] = field(default_factory=dict)  # arm -> what ends its tests
     asked: list[tuple[str, Suite]] = field(default_factory=list)
 
     card = Card("c", "cpu", "cpu", "here")
@@ -50,7 +51,7 @@ class FakeBench:
             wanted = turn == 0 or any(covers(e, nodeid) for e in suite.select) or "::" not in nodeid
             if wanted and now != "absent":
                 rows.append(TestRow(suite.name, nodeid, now, 0.1, self.messages.get(nodeid)))
-        return TestRun(tuple(rows), self.note is None, self.vllm_path, self.note)
+        return TestRun(tuple(rows), self.note is None, self.vllm_path, self.note, self.cut.get(arm))
 
 
 def run(bench, **options):
@@ -368,6 +369,27 @@ def test_two_arms_of_one_tree_are_told(expect, reason):
 def test_tests_that_pass_without_vllm_say_nothing():
     bench = FakeBench({"baseline": {A: "passed"}, "patched": {A: "passed"}}, vllm_path=None)
     assert run(bench)[0].reason is Reason.WRONG_TREE
+
+
+@pytest.mark.parametrize(("baseline", "patched", "cut", "verdict", "reason"), [
+    ("passed", "missing", Reason.TESTS_STALLED, "ERROR", "tests-stalled"),
+    ("missing", "missing", Reason.TESTS_STALLED, "ERROR", "tests-stalled"),
+    ("passed", "missing", Reason.TESTS_CRASHED, "ERROR", "tests-crashed"),
+    ("passed", "missing", None, "INVALID", "missing-rows"),
+    ("passed", "passed", Reason.TESTS_STALLED, "PASS", "no-regression"),
+], ids=["cut-off", "both-cut-off", "killed", "by-itself", "in-time"])
+def test_what_was_cut_off_from_outside_is_tried_again(baseline, patched, cut, verdict, reason):
+    bench = FakeBench({"baseline": {A: "passed", B: baseline}, "patched": {A: "passed", B: patched}}, cut={"patched": cut})
+    outcome, events = run(bench)
+    assert (outcome.verdict, outcome.reason) == (verdict, reason)
+    assert len(events) == 4  # what had run is kept
+    assert ("look for what hangs on patched" in outcome.detail) is (reason == "tests-stalled")
+
+
+def test_what_a_deadline_cut_off_excuses_nothing_that_broke_before():
+    bench = FakeBench({"baseline": {A: "passed", B: "passed"}, "patched": {A: "failed", B: "missing"}},
+                      cut={"patched": Reason.TESTS_STALLED})
+    assert run(bench)[0].reason == "tests-broken"
 
 
 def test_the_reason_for_missing_rows_is_passed_on():

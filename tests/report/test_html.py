@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 from sample_run import RUN
 
+from farm.report.contrasts import ArmValues, Contrast
 from farm.report.html import charts, html
-from farm.report.view import ArmValues, Contrast
 
 VOID = {"meta", "br", "rect", "line", "link", "img", "input"}
 

@@ -111,3 +111,23 @@ def test_nothing_to_tell(tmp_path):
     text = markdown(table(tmp_path, series(PATCH), v29=BASE))
     assert text.startswith("## Triage: 1 patch on 1 pin, no cells to rebase\n")
     assert "<details>" not in text
+
+
+MUCH = ("class Base:\n", "".join(f"NEW_{n} = {n}\n" for n in range(25)) + "\n\nclass Base:\n")
+
+
+def test_lines_that_changed_near_a_hunk_and_in_its_function_are_counted_apart(tmp_path):
+    """The function may reach further than what counts as near: none of the one need be of the other."""
+    text = markdown(table(tmp_path, series(PATCH), v29=BASE, v30=changed(BASE, MUCH)))
+    assert re.search(r"25 code lines near it changed; 0 of the \d+ in Base\.remove did", text)
+    assert "of them in" not in text
+
+
+def test_a_sentence_keeps_the_name_of_the_file_that_it_begins_with(tmp_path):
+    bare = PATCH.replace(b"--- a/", b"--- ").replace(b"+++ b/", b"+++ ")
+    text = markdown(table(tmp_path, series(bare), v29=BASE))
+    assert "v1/core/manager.py has no leading a/ or b/" in text
+
+
+def test_where_the_code_is_judged_is_said(found):
+    assert "farm check DIR --pin PIN" in markdown(found)

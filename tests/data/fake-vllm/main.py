@@ -32,6 +32,43 @@ def option(name, default=None):
 
 NAME = option("--served-model-name", "played")
 
+# In a session of its own, as vLLM's engine may be; the server gets a request's tokens from it, and waits where none come.
+ENGINE = """
+import ctypes, signal, sys, time
+ctypes.CDLL(sys.argv[1])
+print("up", flush=True)
+for line in sys.stdin:
+    if "slow" in line:
+        sys.stderr.write("(EngineCore pid=1) INFO 01-02 03:04:05 [fake.py:1] prefill begins\\n")
+        sys.stderr.flush()
+        time.sleep(99)
+    print("token", flush=True)
+"""
+
+
+class Engine:
+    """Like an API server that does not notice its engine's end: it goes on waiting."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, "-c", ENGINE, str(PACKAGE / "_C.abi3.so")], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout.readline() == "up\n"
+        say(f"engine {self.process.pid} is up")
+
+    def ask(self, canary):
+        if MODE == "engine-dies-in-canary" and canary:
+            self.process.kill()
+        try:
+            print("quick" if canary or MODE != "engine-prefills" else "slow", file=self.process.stdin, flush=True)
+            if self.process.stdout.readline() == "token\n":
+                return
+        except OSError:
+            pass
+        time.sleep(99)
+
+
+engine = None
+
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -47,7 +84,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_GET(self):
-        if self.path == "/health":
+        if MODE == "mute" and self.server.canary_done:
+            time.sleep(99)
+        if MODE == "never-healthy":
+            self.answer(503, b"")
+        elif self.path == "/health":
             self.answer(200, b"")
         elif self.path == "/metrics":
             self.answer(200, b'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:prompt_tokens_total{engine="0"} 3\n')
@@ -70,10 +111,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             say("Traceback (most recent call last):", "ERROR")
             say("RuntimeError: engine gone", "ERROR")
             os._exit(5)
+        if MODE == "mute" and not canary:
+            time.sleep(99)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+        if engine is not None:
+            self.wfile.flush()
+            engine.ask(canary)
         self.event({"choices": [{"text": "a", "finish_reason": None}]})
         if MODE == "dies-in-request" and not canary:
             say("torch.OutOfMemoryError is what it would have said", "ERROR")
@@ -85,6 +131,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                                              "prompt_tokens_details": {"cached_tokens": 0}}})
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
+        self.server.canary_done = True
+        if MODE == "dies-after-last-token" and not canary:
+            self.wfile.flush()
+            self.connection.shutdown(2)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def event(self, value):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
@@ -93,6 +144,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
+    canary_done = False
 
     def get_request(self):
         connection, _ = super().get_request()
@@ -101,9 +153,11 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 class TcpServer(http.server.ThreadingHTTPServer):
     allow_reuse_address = True
+    canary_done = False
 
 
 def main():
+    global engine
     torch = importlib.util.find_spec("torch")
     if torch is not None:
         ctypes.CDLL(os.path.join(torch.submodule_search_locations[0], "lib", "libtorch_cpu.so"))
@@ -130,6 +184,8 @@ def main():
     if MODE == "deaf-engine":
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    if MODE.startswith("engine"):
+        engine = Engine()
     say("skipped memory profiling")
     say("Setting attention block size to 640 tokens to ensure that attention page size is >= mamba page size.")
     say("GPU KV cache size: 72,247 tokens, Maximum concurrency for 49,152 tokens per request: 1.47x")

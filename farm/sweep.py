@@ -1,0 +1,226 @@
+"""What an earlier life of the farm left on this host: ours is ended and removed, all else is named and left alone.
+
+A supervisor ends its tree whatever becomes of its caller; only where both were killed is anything left.  Each wrote a
+record when it started (farm.supervisor), in a folder of this user alone; a record that is still there, of a caller
+that is gone, says what to look for.  A process is ours if it is the recorded supervisor or child by id and start time,
+or if it carries the record's mark (128 random bits, in the environment that only our own children inherit), began
+after the supervisor, is this user's, and hangs where an orphan of that caller hangs: below another one of ours or below
+one of the caller's own ancestors.  So neither an id that was given anew is taken for ours, nor a process that somebody
+started with a copy of our environment, nor anything of a farm that lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farm import folders
+from farm.supervisor import GRACE_S, MARK, REGIONS, STUBBORN_S, parents, regions, remove_regions, started
+
+NAMED = 4  # folders that one sentence names
+Process = tuple[int, int]  # id, start time in clock ticks since the machine's boot
+
+
+@dataclass(frozen=True)
+class Life:
+    """The record of one supervised tree; `owners` is who started it, then its ancestors up to init."""
+
+    file: Path
+    mark: str
+    run: str | None
+    world: str
+    owners: tuple[Process, ...]
+    supervisor: Process
+    child: Process | None = None
+    regions: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, file: Path) -> Life | None:
+        """None where the file is no record: half of one cannot be, but somebody may have written there by hand."""
+        try:
+            said: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            child = said.get("child")
+            return cls(file, str(said["mark"]), said.get("run"), str(said["world"]),
+                       tuple(_process(p) for p in said["owners"]), _process(said["supervisor"]),
+                       None if child is None else _process(child), tuple(map(str, said.get("regions", ()))))
+        except (OSError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def over(self) -> bool:
+        """Whether who started it is gone, so that nobody but us can come back for what is left."""
+        return bool(self.owners) and folders.Owner(self.world, *self.owners[0]).gone
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep did and what it left alone, a sentence each."""
+
+    ended: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join((*self.ended, *self.untouched))
+
+
+def records(state: Path) -> Path:
+    """The folder of this user's records below the host's state folder.  Raises OSError where it is somebody else's."""
+    folder = state / f"lives-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    there = folder.lstat()
+    if there.st_uid != os.getuid() or not stat.S_ISDIR(there.st_mode):
+        raise PermissionError(f"{folder} is not ours: remove it, or set FARM_HOST_STATE to another folder")
+    return folder
+
+
+def sweep(state: Path, temporary: Iterable[str | Path] | None = None) -> Swept:
+    """End and remove what earlier lives left; `state` as for `records`, `temporary` where private folders were made.
+
+    Waits up to GRACE_S + STUBBORN_S seconds for supervisors that are still ending their trees.  Raises OSError.
+    """
+    ended: list[str] = []
+    untouched: list[str] = []
+    for life in filter(None, map(Life.read, sorted(records(state).glob("*.json")))):
+        if life.over:
+            _end(life, ended, untouched)
+    _name_regions(untouched)
+    for place in dict.fromkeys(map(str, temporary or (tempfile.gettempdir(), "/tmp"))):
+        _clear(Path(place), ended, untouched)
+    return Swept(tuple(ended), tuple(untouched))
+
+
+def _end(life: Life, ended: list[str], untouched: list[str]) -> None:
+    _await_supervisor(life)
+    found = of_life(life)
+    mapped = set(life.regions) | regions([pid for pid, _ in found])
+    until = time.monotonic() + STUBBORN_S
+    told = {process: _words(process[0]) for process in found}
+    while found and time.monotonic() < until:
+        for process in found:
+            _kill(process)
+        time.sleep(0.05)
+        found = of_life(life)
+    whose = f"of run {life.run}" if life.run else "of an earlier life"
+    for process, words in told.items():
+        if process not in found:
+            ended.append(f"ended process {process[0]} ({words}) {whose}, whose farm is gone")
+    if found:
+        untouched.append(f"processes {', '.join(str(pid) for pid, _ in found)} {whose} outlive SIGKILL; look at them with "
+                         "`ps -o pid,stat,wchan,args`: state D is a kernel or driver wait")
+        return
+    there = {path for path in mapped if os.path.lexists(path)}
+    kept = remove_regions(there)
+    ended += [f"removed {path} {whose}" for path in sorted(there - set(kept))]
+    life.file.unlink(missing_ok=True)
+
+
+def _await_supervisor(life: Life) -> None:
+    until = time.monotonic() + GRACE_S + STUBBORN_S
+    while _here(life) and started(life.supervisor[0]) == life.supervisor[1] and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def of_life(life: Life) -> list[Process]:
+    """The processes of a life that are there now, as the module says."""
+    if not _here(life):
+        return []
+    above = parents()
+    alive = {pid: began for pid in above if (began := started(pid)) is not None}
+    ours = {p for p in (life.supervisor, life.child) if p is not None and alive.get(p[0]) == p[1]}
+    wanted = f"{MARK}={life.mark}".encode()
+    candidates = {(pid, began) for pid, began in alive.items()
+                  if began >= life.supervisor[1] and pid != os.getpid() and _carries(pid, wanted)}
+    roots = {pid for pid, began in life.owners if alive.get(pid) == began} | {0, 1}
+    while grown := {p for p in candidates - ours if above[p[0]] in roots or above[p[0]] in {pid for pid, _ in ours}}:
+        ours |= grown
+    return sorted(ours)
+
+
+def _here(life: Life) -> bool:
+    return folders.Owner.here().world == life.world
+
+
+def _carries(pid: int, wanted: bytes) -> bool:
+    try:
+        place = Path("/proc", str(pid))
+        return place.stat().st_uid == os.getuid() and wanted in (place / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _kill(process: Process) -> None:
+    """By a handle that is taken before the last look: the id cannot be given to another process in between."""
+    pid, began = process
+    with suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if started(pid) == began:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _words(pid: int) -> str:
+    """What a process calls itself."""
+    with suppress(OSError):
+        return Path("/proc", str(pid), "comm").read_text(encoding="utf-8", errors="replace").strip()
+    return "?"
+
+
+def _name_regions(untouched: list[str]) -> None:
+    folder, _, start = REGIONS.rpartition("/")
+    found = sorted(str(path) for path in Path(folder).glob(f"{start}*"))
+    if not found:
+        return
+    mapped = regions(list(parents()))
+    for path in found:
+        with suppress(FileNotFoundError):
+            there = os.lstat(path)
+            state = "in use" if path in mapped else f"mapped by no process that user {_user(os.getuid())} can see"
+            untouched.append(f"{path} ({there.st_size / 2**20:.0f} MiB) of user {_user(there.st_uid)} is {state}, and none of "
+                             "ours by record: left alone")
+
+
+def _clear(place: Path, ended: list[str], untouched: list[str]) -> None:
+    strangers: dict[str, list[Path]] = {}
+    for folder in sorted(place.glob(f"{folders.PREFIX}*")):
+        try:
+            there = folder.lstat()
+        except OSError:
+            continue
+        if not stat.S_ISDIR(there.st_mode):
+            continue
+        owner = folders.owner(folder)
+        if there.st_uid != os.getuid():
+            strangers.setdefault(f"of user {_user(there.st_uid)}", []).append(folder)
+        elif owner is None:
+            strangers.setdefault("without a note of its owner", []).append(folder)
+        elif owner.gone:
+            shutil.rmtree(folder, ignore_errors=True)
+            ended.append(f"removed {folder} of process {owner.pid}, which is gone")
+    for whose, found in strangers.items():
+        names = ", ".join(map(str, found[:NAMED])) + (", …" if len(found) > NAMED else "")
+        untouched.append(f"{len(found)} folder{'s' * (len(found) > 1)} {whose}: left alone ({names})")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _process(said: Sequence[int]) -> Process:
+    pid, began = said
+    return int(pid), int(began)

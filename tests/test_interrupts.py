@@ -1,0 +1,87 @@
+"""The first signal raises once, the second leaves at once; an import is not cut in two."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from farm.interrupts import INTERRUPTED_EXIT, NUMBERS, Interrupts
+
+
+@pytest.fixture
+def signals():
+    """A clock that stands still, and what `leave` was told."""
+    class Seen:
+        now, left = 0.0, []
+
+    seen = Seen()
+    seen.interrupts = Interrupts(clock=lambda: seen.now, leave=seen.left.append)
+    seen.left.clear()
+    return seen
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_the_first_interrupts_once_and_the_second_leaves(signals, number):
+    with signals.interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        signal.raise_signal(number)  # an echo of the same press
+        assert signals.left == []
+        signals.now = 1.0
+        signal.raise_signal(number)
+        assert signals.left == [INTERRUPTED_EXIT]
+
+
+def test_the_handlers_of_before_are_back_afterwards(signals):
+    before = [signal.getsignal(n) for n in NUMBERS]
+    with signals.interrupts, signals.interrupts:
+        assert [signal.getsignal(n) for n in NUMBERS] != before
+    assert [signal.getsignal(n) for n in NUMBERS] == before
+
+
+def test_a_library_that_resets_them_does_not_keep_them_from_us(signals):
+    with signals.interrupts:
+        with signals.interrupts.kept(), signals.interrupts:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with signals.interrupts.kept():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_what_nohup_ignores_stays_ignored(signals, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals.interrupts.first is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_later_means_after_the_block(signals):
+    done = []
+    with pytest.raises(KeyboardInterrupt), signals.interrupts.later():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the import was finished")
+    assert done and signals.left == []
+
+
+def test_a_second_one_does_not_wait_for_the_block(signals):
+    with pytest.raises(KeyboardInterrupt), signals.interrupts.later():
+        signal.raise_signal(signal.SIGINT)
+        signals.now = 1.0
+        signal.raise_signal(signal.SIGINT)
+        assert signals.left == [INTERRUPTED_EXIT]
+
+
+def test_a_process_leaves_with_130_and_says_why():
+    code = "import os, signal, time\nfrom farm.interrupts import Interrupts\nwith Interrupts():\n" \
+           "    try:\n        os.kill(os.getpid(), 2)\n        time.sleep(9)\n    except KeyboardInterrupt:\n" \
+           "        time.sleep(0.6)\n        os.kill(os.getpid(), 15)\n        time.sleep(9)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False,
+                          env=os.environ)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted twice" in done.stderr and "farm runs" in done.stderr
