@@ -50,6 +50,7 @@ from farm.supervisor import (
     regions,
     remove_regions,
     signal_all,
+    started,
     world,
 )
 
@@ -91,6 +92,7 @@ class Supervised:
         self._lock = threading.Lock()
         self._buffer = b""
         self._failed: str | None = None
+        self._began: int | None = None  # start time of the child, for whom its id alone is not enough
         self._status: int | None = None
         self._left: list[int] | None = None
         self._ended = False  # the supervisor has hung up
@@ -226,6 +228,7 @@ class Supervised:
         for line in lines:
             report = json.loads(line)
             self.pid = report.get("pid", self.pid)
+            self._began = report.get("began", self._began)
             self.supervisor_pid = report.get("supervisor", self.supervisor_pid)
             self._failed = report.get("failed", self._failed)
             self._status = report.get("status", self._status)
@@ -239,19 +242,28 @@ class Supervised:
             self._shim.wait(timeout=5.0)
 
     def _sweep(self) -> list[int]:
-        """The supervisor is gone without a word: kill what carries the mark."""
-        pids = carrying(MARK, self.mark)
-        mapped = set() if self._within else regions(pids)
+        """The supervisor is gone without a word: kill what carries the mark, and wait until it is gone, memory and all.
+
+        A process that ends has no environment any more while the kernel still takes its memory back, so those that
+        were seen once are remembered.
+        """
+        seen = {} if self._began is None else {self.pid: self._began}
+        mapped: set[str] = set()
         deadline = time.monotonic() + STUBBORN_S
-        while pids and time.monotonic() < deadline:
-            signal_all(pids, signal.SIGKILL)
+        while True:
+            found = carrying(MARK, self.mark)
+            seen |= {pid: began for pid in found if pid not in seen and (began := started(pid)) is not None}
+            left = [pid for pid, began in seen.items() if started(pid) == began]
+            if not left or time.monotonic() > deadline:
+                break
+            mapped |= set() if self._within else regions(found)
+            signal_all([pid for pid in left if pid in found], signal.SIGKILL)
             time.sleep(0.05)
-            pids = carrying(MARK, self.mark)
-        if not pids:
+        if not left:
             remove_regions(mapped)
             if self.record is not None:
                 self.record.unlink(missing_ok=True)
-        return pids
+        return left
 
 
 def _life(mark: str, env: Mapping[str, str]) -> dict[str, object]:

@@ -267,7 +267,7 @@ def _supervise(fd: int) -> None:
         supervisor.forget()
         supervisor.tell(failed=str(error))
         return
-    supervisor.tell(pid=supervisor.child, supervisor=os.getpid())
+    supervisor.tell(pid=supervisor.child, began=started(supervisor.child), supervisor=os.getpid())
     supervisor.run(ours)
 
 

@@ -102,15 +102,19 @@ def sweep(state: Path, temporary: Iterable[str | Path] | None = None) -> Swept:
 
 def _end(life: Life, ended: list[str], untouched: list[str]) -> None:
     _await_supervisor(life)
-    found = of_life(life)
-    mapped = set(life.regions) | regions([pid for pid, _ in found])
+    mapped = set(life.regions)
     until = time.monotonic() + STUBBORN_S
-    told = {process: _words(process[0]) for process in found}
-    while found and time.monotonic() < until:
+    told: dict[Process, str] = {}  # also those that end, and so carry no mark any more
+    while True:
+        found = of_life(life)
+        told |= {process: _words(process[0]) for process in found if process not in told}
+        mapped |= regions([pid for pid, _ in found])
         for process in found:
             _kill(process)
+        found = [(pid, began) for pid, began in told if started(pid) == began]
+        if not found or time.monotonic() > until:
+            break
         time.sleep(0.05)
-        found = of_life(life)
     whose = f"of run {life.run}" if life.run else "of an earlier life"
     for process, words in told.items():
         if process not in found:

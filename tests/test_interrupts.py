@@ -12,14 +12,17 @@ from farm.interrupts import INTERRUPTED_EXIT, NUMBERS, Interrupts
 
 @pytest.fixture
 def signals():
-    """A clock that stands still, and what `leave` was told."""
+    """A clock that stands still, and what `leave` was told; under nohup, too, every signal is heard."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     class Seen:
         now, left = 0.0, []
 
     seen = Seen()
     seen.interrupts = Interrupts(clock=lambda: seen.now, leave=seen.left.append)
     seen.left.clear()
-    return seen
+    yield seen
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)

@@ -1,5 +1,6 @@
 """What a killed farm leaves behind, and what must not be taken for it: real processes, none of them heavy."""
 
+import contextlib
 import json
 import os
 import signal
@@ -71,7 +72,8 @@ def farm(state):
         process.kill()
         process.communicate()
         for pid in carrying(lifeline.MARK, mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # its supervisor was faster
+                os.kill(pid, signal.SIGKILL)
 
 
 def kill_both(process: subprocess.Popen, supervisor: int) -> None:

@@ -33,6 +33,7 @@ from farm.records import Measurement, Outcome, Reason, Tagged, Verdict
 from farm.serverspec import ServerSpec
 from farm.supervisor import started
 
+pytestmark = pytest.mark.faults
 PROMPT = Prompt(tuple(range(40, 70)), "sha")
 BEFORE, AFTER = (Tagged(Measurement(name, 0.5, "ratio"), {"arm": "patched"}) for name in ("before", "after"))
 WAIT_S = 30.0
@@ -234,7 +235,6 @@ CHUNK = Prompt(tuple(32 + i % 90 for i in range(4 * 1920)), "sha")
 
 
 @pytest.mark.vllm
-@pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("whom", "number", "reason", "within_s"), [
     ("engine", signal.SIGKILL, Reason.ENGINE_DEAD, 10.0), ("engine", signal.SIGSTOP, Reason.SERVER_SILENT, 20.0),
@@ -264,7 +264,6 @@ def test_a_real_vllm_is_hit_in_prefill(real_spec, whom, number, reason, within_s
 
 
 @pytest.mark.vllm
-@pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_a_real_vllm_serves_in_a_sandbox(real_spec):
     try:

@@ -12,6 +12,7 @@ import signal
 import socketserver
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -53,15 +54,17 @@ class Engine:
         self.process = subprocess.Popen([sys.executable, "-c", ENGINE, str(PACKAGE / "_C.abi3.so")], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout.readline() == "up\n"
+        self.lock = threading.Lock()  # one request at a time has the pipe
         say(f"engine {self.process.pid} is up")
 
     def ask(self, canary):
         if MODE == "engine-dies-in-canary" and canary:
             self.process.kill()
         try:
-            print("quick" if canary or MODE != "engine-prefills" else "slow", file=self.process.stdin, flush=True)
-            if self.process.stdout.readline() == "token\n":
-                return
+            with self.lock:
+                print("quick" if canary or MODE != "engine-prefills" else "slow", file=self.process.stdin, flush=True)
+                if self.process.stdout.readline() == "token\n":
+                    return
         except OSError:
             pass
         time.sleep(99)
