@@ -78,14 +78,22 @@ def test_a_folder_to_write_to_is_made_and_a_missing_one_to_read_is_left_out(sand
 def test_knobs_of_the_kernel_are_read_only_even_for_root(sandbox, path):
     if not os.path.exists(path):
         pytest.skip(f"{path} is not there")
-    assert printed(sandbox, f"open({path!r}, 'a').close(); print('opened')").rpartition(":")[0] != ""
-    assert "opened" not in printed(sandbox, f"open({path!r}, 'a').close(); print('opened')")
+    said = printed(sandbox, f"open({path!r}, 'a').close(); print('opened')")
+    assert "Read-only file system" in said or "Permission denied" in said
 
 
 def test_what_not_every_user_may_read_of_etc_is_masked(sandbox):
     closed = [p for p in Path("/etc").rglob("*") if not p.is_symlink() and p.is_file() and not p.stat().st_mode & stat.S_IROTH]
-    code = f"import os; print([p for p in {list(map(str, closed))!r} if os.access(p, os.R_OK) and open(p, 'rb').read()])"
-    assert printed(sandbox, code) == "[]" or "Permission denied" in printed(sandbox, code)
+    code = f"""
+def read(path):
+    try:
+        with open(path, 'rb') as file:
+            return file.read()
+    except OSError:
+        return b''
+print([path for path in {list(map(str, closed))!r} if read(path)], len(read('/etc/passwd')) > 0)
+"""
+    assert printed(sandbox, code) == "[] True"
 
 
 def test_an_interpreter_of_an_environment_brings_the_one_below_it(tmp_path):
