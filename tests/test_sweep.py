@@ -112,7 +112,8 @@ def test_what_a_killed_farm_and_supervisor_left_is_ended_and_told(farm, state, e
     begun = time.monotonic()
     swept = sweep.sweep(state, empty)
     print(f"swept in {time.monotonic() - begun:.2f} s: {swept}")
-    assert left and not carrying(lifeline.MARK, mark)
+    assert left and not [pid for pid in left if started(pid)]
+    until(lambda: not carrying(lifeline.MARK, mark), "the end of the shim, which waits for the supervisor")
     assert any("of run run-s, whose farm is gone" in line for line in swept.ended)
     assert not list(sweep.records(state).iterdir())
     assert not sweep.sweep(state, empty).ended
@@ -139,7 +140,7 @@ def test_a_supervisor_that_still_ends_its_tree_is_left_to_it(farm, state, empty)
     process.kill()
     process.wait()
     sweep.sweep(state, empty)
-    assert not carrying(lifeline.MARK, mark)
+    until(lambda: not carrying(lifeline.MARK, mark), "the end of the shim, which waits for the supervisor")
     assert started(supervisor) is None
 
 
