@@ -15,6 +15,8 @@ from farm.bench import Card
 from farm.cards import cpu_slot
 from farm.childenv import child_environment
 from farm.environment import Environment
+from farm.errors import FarmError
+from farm.isolation import Sandbox
 from farm.pins import Pin, PinStore
 from farm.series import Series, load_series, series_directory
 from farm.trees import Tree, TreeStore
@@ -38,6 +40,15 @@ def heeded_interrupts() -> None:
     """A shell starts what it runs in the background with SIGINT ignored, and so do children: theirs would never come."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    """Bubblewrap as it is here; where it cannot make a sandbox, the test is skipped with the reason."""
+    try:
+        return Sandbox.find()
+    except FarmError as error:
+        pytest.skip(str(error))
 
 
 @dataclass(frozen=True)

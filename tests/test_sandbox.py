@@ -14,14 +14,6 @@ from farm.isolation import Sandbox
 from farm.records import Reason, Verdict
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    try:
-        return Sandbox.find()
-    except FarmError as error:
-        pytest.skip(str(error))
-
-
 def test_a_missing_bubblewrap_is_told_with_the_next_step(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FarmError, match="apt install bubblewrap") as caught:

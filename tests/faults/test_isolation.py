@@ -25,7 +25,7 @@ from played import quiet
 from farm import server, sweep
 from farm.bench import Card, Prompt, Suite
 from farm.childenv import child_environment
-from farm.errors import FarmError, InvalidMeasurement, ServerLost
+from farm.errors import InvalidMeasurement, ServerLost
 from farm.isolation import Sandbox
 from farm.lifeline import processes_of_run
 from farm.records import Reason
@@ -84,14 +84,6 @@ def look():
 
 look()
 """
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    try:
-        return Sandbox.find()
-    except FarmError as error:
-        pytest.skip(str(error))
 
 
 @dataclasses.dataclass(frozen=True)
