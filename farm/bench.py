@@ -26,6 +26,7 @@ class Needs:
     min_capability: tuple[int, int] | None = None
     min_memory_bytes: int | None = None
     own_card: bool = True  # False: may share its card with another cell (no server, no timing)
+    sandbox: bool = False  # runs a tree's code, and the matrix asks for isolation
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Card:
     driver: str | None = None
     cores: tuple[int, ...] = ()  # CPU slots: the cores that a server of this slot may use
     facts: Mapping[str, Any] = field(default_factory=dict)  # columns of schemas.CARD
+    unsafe: str | None = None  # why its machine can make no sandbox, where the run asks for them (farm.isolation)
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,17 @@ class BootFacts:
     jit_lines: int = 0
     unknown_knobs: tuple[str, ...] = ()
     boot_s: float | None = None
-    caches: str | None = None  # warm, cold
+    caches: str | None = None  # warm, cold, seeded
     probe: bool = False
+    cards_seen: tuple[str, ...] | None = None  # UUIDs, as the engine sees them from inside
+    card_processes: int | None = None  # of the server's, those that NVML lists on its card; None: its list cannot be read
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     gaps: tuple[str, ...] = ()
 
     CONDITIONS: ClassVar[tuple[str, ...]] = (
         "pool_tokens", "pool_pinned", "block_size", "mamba_padding_percent", "backend", "kv_layout", "connector",
-        "boot_s", "caches", "probe", "jit_lines", "unknown_knobs", "argv", "env",
+        "boot_s", "caches", "probe", "cards_seen", "card_processes", "jit_lines", "unknown_knobs", "argv", "env",
     )
 
     def conditions(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,9 @@ class CardProbe(Protocol):
     def reading(self) -> Reading:
         """What moves on it, as it is now.  Raises FarmError (card-lost)."""
 
+    def placed(self) -> Mapping[str, frozenset[int]]:
+        """Processes that compute, by the UUID of their card, on every card of this host; empty for a CPU slot."""
+
     def examine(self, interpreter: Interpreter) -> Examined:
         """Allocate, compute, compare, read back, within a deadline."""
 
@@ -35,6 +39,9 @@ class RealCard:
 
     def reading(self) -> Reading:
         return cards.reading(self.card)
+
+    def placed(self) -> Mapping[str, frozenset[int]]:
+        return cards.placed() if self.card.kind == "cuda" else {}
 
     def examine(self, interpreter: Interpreter) -> Examined:
         return health.examine(self.card, interpreter)

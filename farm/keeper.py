@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from farm import health
 from farm.cardlock import POLL_S, TELL_EVERY_S, CardLock, Held, Holder, duration
 from farm.cardprobe import CardProbe
 from farm.cards import Client, Reading
-from farm.errors import FarmError
+from farm.errors import FarmError, InvalidMeasurement
 from farm.evidence import Policy
 from farm.health import Blame, Interpreter
 from farm.quarantine import CardError, Journal, Quarantine, Start
@@ -111,6 +111,18 @@ class Keeper:
                 told_at = waited
                 progress(f"waits for {self._where()}: {busy}")
             time.sleep(POLL_S if waited < 10 else 1.0)
+
+    def placed(self, pids: Sequence[int]) -> int | None:
+        """How many of a server's processes compute on this card; None where that cannot be seen (a container's NVML).
+
+        Raises InvalidMeasurement (wrong-card) where one computes on another card.
+        """
+        ours, where = frozenset(pids), self._probe.placed()
+        for uuid, clients in where.items():
+            if uuid != self.card.uuid and (astray := ours & clients):
+                raise InvalidMeasurement(f"process {min(astray)} of the server computes on {uuid}, though it was given "
+                                         f"{self._where()} ({self.card.uuid}); compare nvidia-smi", reason=Reason.WRONG_CARD)
+        return len(ours & where.get(self.card.uuid, frozenset())) or None
 
     def wait_memory_back(self, before: Reading, deadline_s: float = 30.0) -> None:
         """Wait until memory in use is back at what it was `before` a boot: a next one would get a smaller pool.

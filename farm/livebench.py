@@ -25,7 +25,7 @@ from farm.pristine import Pristine
 from farm.profilefile import DrafterConfig, ModelConfig, script_sha256
 from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.serverspec import ServerSpec
-from farm.trees import Tree, TreeStore
+from farm.trees import Tree, TreeStore, identity
 from farm.triage import TriagePin, of_pin, triage
 
 Progress = Callable[[str], None]
@@ -139,6 +139,7 @@ class LiveBench:
             model=self._model and self._model.path, args=(*profile.args, *arm.args),
             env={**profile.served_env, **arm.env, **self._marks()},
             caches=self._workshop.root / "caches" / tree.id, log=log, card=self.card,
+            compiled=self._workshop.root / "caches" / identity(self._pristine, ()) if arm.patches else None,
             launcher=profile.launcher and profile.launcher.found(),
             expected=profile.expect.facts(arm.args, self._predicted_block((*profile.served_args, *arm.args))),
             carried=probing.install(self._workshop.root), attest=log.with_suffix(".attest"),
@@ -150,6 +151,7 @@ class LiveBench:
         booted_at = self._phase = began
         try:
             with server.boot(spec, self.progress) as running:
+                running.card_processes = self._keeper.placed(running.processes())
                 facts = running.facts
                 self._span("boot", slot.arm, began)
                 self._booted.add(slot.arm)

@@ -23,7 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from farm.bench import ProbeTrace
+from farm.bench import Card, ProbeTrace
 from farm.errors import InvalidMeasurement
 from farm.probe import farm_probe
 from farm.records import Reason
@@ -125,6 +125,26 @@ def check_attested(attestations: Sequence[Attestation], tree: Path, pids: Collec
 
 def _wrong_tree(tree: Path, what: str) -> InvalidMeasurement:
     return InvalidMeasurement(f"the server does not run the tree {tree}: {what}", reason=Reason.WRONG_TREE)
+
+
+def cards_seen(path: Path) -> tuple[str, ...] | None:
+    """UUIDs of the cards that the boot's engines see from inside, as CUDA tells them; None where no engine said."""
+    lines, _ = _lines(path, 0)
+    said = [line["cards"] for line in lines if line.get("event") == "cards" and isinstance(line.get("cards"), list)]
+    return tuple(dict.fromkeys(_uuid(card) for cards in said for card in cards)) if said else None
+
+
+def check_cards(seen: tuple[str, ...] | None, card: Card) -> None:
+    """Raise InvalidMeasurement (wrong-card) unless what an engine sees is the card that it was given, and that alone."""
+    if seen is not None and seen != (card.uuid,):
+        raise InvalidMeasurement(f"the server was given {card.name} {card.uuid}, but its engine sees "
+                                 f"{', '.join(seen) or 'no card'}; look for CUDA_VISIBLE_DEVICES in its profile or start "
+                                 "script, and compare nvidia-smi -L", reason=Reason.WRONG_CARD)
+
+
+def _uuid(said: str) -> str:
+    """As NVML writes it: torch leaves the prefix out."""
+    return said if said.startswith(("GPU-", "MIG-")) else f"GPU-{said}"
 
 
 # --- what the engines held --------------------------------------------------------------------------
@@ -293,4 +313,5 @@ def _lines(path: Path, offset: int) -> tuple[list[Mapping[str, Any]], int]:
     return found, offset + len(whole) + len(newline)
 
 
-__all__ = ["Attestation", "Reader", "Window", "attested", "check_attested", "install", "probed", "variables"]
+__all__ = ["Attestation", "Reader", "Window", "attested", "cards_seen", "check_attested", "check_cards", "install", "probed",
+           "variables"]

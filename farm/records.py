@@ -56,6 +56,7 @@ class Reason(str, Enum):
     MORE_BOOTS_NEEDED = "more-boots-needed"
     WITHIN_NOISE = "within-noise"
     WRONG_TREE = "wrong-tree"
+    WRONG_CARD = "wrong-card"
     NO_CHANGE = "no-change"
     REFUSED_CONFIG = "refused-config"
     BAD_CONFIG = "bad-config"

@@ -91,8 +91,10 @@ BOOT: list[pa.Field] = [
     pa.field("kv_layout", pa.string()),
     pa.field("connector", pa.string()),
     pa.field("boot_s", pa.float64()),
-    pa.field("caches", pa.string()),  # warm, cold
+    pa.field("caches", pa.string()),  # warm; cold; seeded with the unpatched tree's kernels
     pa.field("probe", pa.bool_()),  # whether the engine was watched from inside (farm/probe)
+    pa.field("cards_seen", pa.list_(pa.string())),  # UUIDs that the engine sees from inside
+    pa.field("card_processes", pa.int32()),  # of the server's, those that NVML lists on its card
     pa.field("jit_lines", pa.int32()),
     pa.field("unknown_knobs", pa.list_(pa.string())),
 ]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from farm import attest, bootlog, client, folders, launch, metrics, probing, stacks
+from farm import attest, bootlog, client, folders, kernels, launch, metrics, probing, stacks
 from farm.bench import BootFacts, Probing, Prompt, Reply
 from farm.childenv import CACHES, redact, redact_argv
 from farm.errors import (
@@ -72,7 +72,7 @@ class ServerProcess:
     def __init__(self, spec: ServerSpec, start: launch.Start) -> None:
         self.spec = spec
         self._start = start
-        self._warm = spec.caches.is_dir() and any(p.is_file() for p in spec.caches.rglob("*"))
+        self._caches = _caches(spec)
         for name in CACHES:
             Path(start.environment[name]).mkdir(parents=True, exist_ok=True)
         self._log = ServerLog(spec.log)
@@ -82,6 +82,8 @@ class ServerProcess:
         self._address = client.Address()
         self._model = ""
         self._served: launch.Served | None = None
+        self._cards_seen: tuple[str, ...] | None = None
+        self.card_processes: int | None = None  # the worker says it, see farm.keeper
         self._watch: Watch | None = None  # from when /health first said 200
         self._reader = None if spec.probe is None else probing.Reader(spec.probe)
         self.last_request: datetime | None = None  # when it was sent
@@ -113,6 +115,8 @@ class ServerProcess:
         attest.attest_tree(self.spec.tree, self._child.processes(), self._start.advice)
         if self.spec.attest is not None:
             probing.check_attested(probing.attested(self.spec.attest), self.spec.tree)
+            self._cards_seen = probing.cards_seen(self.spec.attest)
+            probing.check_cards(self._cards_seen, self.spec.card)
         if self._reader is not None:
             self._reader.check()
         self._served = self._start.proved(self._child.command_pid, self._child.processes)
@@ -171,8 +175,9 @@ class ServerProcess:
         if self._parsed is None or self._parsed[0] != size:
             self._parsed = (size, bootlog.parse(self._log.lines()))
         runs = self._served or launch.Served(self._child.pid, self._start.argv, self._start.environment)
-        return replace(self._parsed[1], boot_s=self._boot_s, caches="warm" if self._warm else "cold",
-                       probe=self._reader is not None, argv=redact_argv(runs.argv), env=redact(runs.env))
+        return replace(self._parsed[1], boot_s=self._boot_s, caches=self._caches,
+                       probe=self._reader is not None, cards_seen=self._cards_seen, card_processes=self.card_processes,
+                       argv=redact_argv(runs.argv), env=redact(runs.env))
 
     def complete(self, prompt: Prompt, *, max_tokens: int, seed: int | None = None, temperature: float = 0.0,
                  deadline_s: float) -> Reply:
@@ -220,6 +225,10 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._child.command_pid
+
+    def processes(self) -> list[int]:
+        """Ids of all processes of this boot, as they are now."""
+        return list(self._child.processes())
 
     def prove_alive(self) -> None:
         """Raise ServerLost where the server, or its engine, has ended by itself after its last answer: nobody knows yet."""
@@ -334,6 +343,13 @@ class ServerProcess:
 
     def _where(self) -> str:
         return f"the server on {self.spec.card.name} (log {self.spec.log})"
+
+
+def _caches(spec: ServerSpec) -> str:
+    """How a boot finds its compile caches; a first one of a patched tree is given the unpatched tree's kernels."""
+    if spec.caches.is_dir() and any(p.is_file() for p in spec.caches.rglob("*")):
+        return "warm"
+    return "seeded" if spec.compiled is not None and kernels.seed(spec.caches, spec.compiled) else "cold"
 
 
 def _abort(pid: int) -> None:

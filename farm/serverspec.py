@@ -71,6 +71,7 @@ class ServerSpec:
     log: Path  # appended to
     card: Card
     site: Path | None = None
+    compiled: Path | None = None  # caches of the unpatched tree, whose kernels a first boot may take (farm.kernels)
     launcher: Launcher | None = None
     expected: ExpectedFacts = ExpectedFacts()
     carried: Path | None = None  # the probe's directory, on its path (farm.probing.install)

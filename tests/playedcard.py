@@ -43,6 +43,9 @@ class PlayedCard:
         return Reading(said.get("memory_used_bytes"), said.get("power_limit_w"), said.get("driver"),
                        tuple(Client.of(pid) for pid in said.get("clients", ())), said.get("uncorrected_errors"))
 
+    def placed(self):
+        return {card: frozenset(pids) for card, pids in self._said().get("placed", {}).items()}
+
     def examine(self, interpreter):
         outcome = self._said().get("probe", "passed")
         return Examined(outcome, f"played: {outcome}", 0.0)

@@ -33,13 +33,13 @@ def bench(card, tmp_path, monkeypatch):
     def boot(spec, progress):
         specs.append(spec)
         card.say(memory_used_bytes=20 * GIB)
-        yield SimpleNamespace(facts=BootFacts(), last_request=None)
+        yield SimpleNamespace(facts=BootFacts(), last_request=None, processes=list)
         card.say(memory_used_bytes=made.left)
 
     monkeypatch.setattr(livebench.server, "boot", boot)
     profile = SimpleNamespace(drafter=None, args=(), served_args=(), served_env={}, launcher=None, stall_s=1.0,
                               boot_deadline_s=1.0, expect=SimpleNamespace(facts=lambda *_: None))
-    arm = SimpleNamespace(name="patched", args=(), env={CARD_MARK: "forged"})
+    arm = SimpleNamespace(name="patched", args=(), patches=(), env={CARD_MARK: "forged"})
     made = livebench.LiveBench(
         CARD, "p", "0.29.0", "tiny", {"patched": arm}, random.Random(1), "cell-1", lambda text: None,
         lambda tagged: rows.append(tagged), SimpleNamespace(profile_config=profile, arms=(arm,)),

@@ -53,6 +53,26 @@ def raised(call, *args):
     return caught.value.reason, str(caught.value)
 
 
+# --- where a server computes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("placed", "count"),
+    [({}, None), ({CARD.uuid: []}, None), ({CARD.uuid: [7]}, None), ({CARD.uuid: [7, 41, 42]}, 2),
+     ({CARD.uuid: [41], "GPU-other": [9]}, 1)],
+    ids=["no-list", "empty", "strangers", "two", "neighbour"],
+)
+def test_the_processes_on_its_card_are_counted(keep, card, placed, count):
+    card.say(placed=placed)
+    assert keep().placed([40, 41, 42]) == count
+
+
+def test_a_server_on_another_card_is_wrong_card(keep, card):
+    card.say(placed={CARD.uuid: [41], "GPU-other": [42]})
+    reason, said = raised(keep().placed, [40, 41, 42])
+    assert reason is Reason.WRONG_CARD and "process 42 of the server computes on GPU-other" in said
+
+
 # --- the gate --------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farm import probing
-from farm.bench import ProbeTrace
+from farm.bench import Card, ProbeTrace
 from farm.errors import InvalidMeasurement
 from farm.probe import farm_probe
 from farm.records import Reason
@@ -122,6 +122,35 @@ def test_a_process_of_another_tree_is_wrong_tree(tree, said, attestations, pids,
     with pytest.raises(InvalidMeasurement, match=says) as caught:
         probing.check_attested([said(**changes) for changes in attestations], tree, pids)
     assert caught.value.reason is Reason.WRONG_TREE and str(tree) in str(caught.value)
+
+
+CARD = Card("GPU-3e3a", "RTX 3090", "cuda", "host-1")
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [(None, None), ([], None), ([None], None), (["7"], None), ([["3e3a"]], ("GPU-3e3a",)),
+     ([["GPU-3e3a"], ["3e3a"]], ("GPU-3e3a",)), ([["3e3a", "77aa"]], ("GPU-3e3a", "GPU-77aa")), ([[]], ())],
+    ids=["no-file", "nothing", "uses-none", "wrong-type", "one", "two-engines", "two-cards", "none"],
+)
+def test_cards_that_engines_see_are_read(tmp_path, said, seen):
+    file = tmp_path / "attest.jsonl"
+    if said is not None:
+        file.write_text("".join(json.dumps({"event": "cards", "pid": 7, "cards": cards}) + "\n" for cards in said))
+    assert probing.cards_seen(file) == seen
+
+
+@pytest.mark.parametrize("seen", [None, ("GPU-3e3a",)])
+def test_a_server_on_its_own_card_is_let_be(seen):
+    probing.check_cards(seen, CARD)
+
+
+@pytest.mark.parametrize(("seen", "says"), [(("GPU-77aa",), "sees GPU-77aa"), ((), "sees no card"),
+                                            (("GPU-3e3a", "GPU-77aa"), "sees GPU-3e3a, GPU-77aa")])
+def test_a_server_that_sees_another_card_is_wrong_card(seen, says):
+    with pytest.raises(InvalidMeasurement, match=says) as caught:
+        probing.check_cards(seen, CARD)
+    assert caught.value.reason is Reason.WRONG_CARD
 
 
 def test_a_file_written_since_is_wrong_tree(tree, said):

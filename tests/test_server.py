@@ -86,6 +86,16 @@ def test_caches_are_cold_once(spec):
         assert running.facts.caches == "warm"
 
 
+def test_a_patched_trees_first_boot_has_the_unpatched_trees_kernels(spec, tmp_path):
+    kernel = tmp_path / "unpatched" / "triton" / "AAA" / "k.cubin"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"compiled")
+    for state in ("seeded", "warm"):
+        with server.boot(dataclasses.replace(spec(), compiled=tmp_path / "unpatched"), quiet) as running:
+            assert running.facts.caches == state
+            assert (running.spec.caches / "triton" / "AAA" / "k.cubin").read_bytes() == b"compiled"
+
+
 def test_each_boot_reads_its_own_part_of_the_log(spec):
     log = spec().log
     log.write_text("GPU KV cache size: 5 tokens\nKV cache layout: what\n")

@@ -5,8 +5,10 @@ file, which needs the standard library alone, on the server's PYTHONPATH.  It is
 wrong in here becomes a line of its file, and the engine goes on unwatched.  A step costs 12 to 30 us, one of a prefill of
 60,000 tokens 45 us; 3 us of these are the write, so that nothing need be kept back in a buffer.
 
-FARM_ATTEST_OUT=FILE: each process appends one JSON line when it loads, or is forked from one that had:
+FARM_ATTEST_OUT=FILE: each process appends one JSON line when it loads, or is forked from one that had; an engine, one more
+once its cards are in use (`cards`: their UUIDs as CUDA tells them; null where the process itself uses none):
     {"event": "attest", pid, ppid, process, main, package, version, files, files_sha256}
+    {"event": "cards", pid, cards}
 FARM_PROBE_OUT=FILE: each engine appends a line when its scheduler is made, and one for each update that follows a step:
     {"event": "engine", "engine", pid, version, scheduler, pool_blocks, mamba_groups}
     {"engine", "n": lines before this one, "steps": [[t, used, tokens, [[request, before, after], ...]], ...],
@@ -55,8 +57,9 @@ def load():
     """The plugin's entry point."""
     if path := os.environ.get(ATTEST_OUT):
         attest(path)
+        when_chosen(path, tell_cards)
     if path := os.environ.get(PROBE_OUT):
-        watch_schedulers(path)
+        when_chosen(path, watch)
 
 
 # --- which package this process runs -------------------------------------------------------------
@@ -113,38 +116,53 @@ def files_sha256(package):
     return len(paths), total.hexdigest()
 
 
-# --- what the engine holds ------------------------------------------------------------------------
+# --- when an engine makes its scheduler -------------------------------------------------------------
 
 
-def watch_schedulers(path):
-    """Watch every scheduler that an engine of this process makes from now on.
+def when_chosen(path, do):
+    """Have `do(path, class)` called whenever an engine of this process chooses its scheduler's class, from now on.
 
-    The engine core asks the configuration for its scheduler's class, and nobody else does: whatever class that is, and
-    only in the process that runs it.  Importing the scheduler here would cost each process 1.5 s.
+    The engine core asks the configuration for it, and nobody else does: whatever class that is, only in the process that
+    runs it, and when its model is on its card.  Importing the scheduler here would cost each process 1.5 s.
     """
     try:
         from vllm.config import SchedulerConfig
 
         choose = need(SchedulerConfig, "get_scheduler_cls")
-        if not hasattr(choose, "farm_probe"):
-            SchedulerConfig.get_scheduler_cls = choosing(choose, path)
+        if do not in getattr(choose, "farm_probe", ()):
+            SchedulerConfig.get_scheduler_cls = choosing(choose, path, do)
     except FAULTS as error:
         tell(path, "unknown-api", error)
 
 
-def choosing(choose, path):
+def choosing(choose, path, do):
     @functools.wraps(choose)
     def chosen(self, *args, **kwargs):
         kind = choose(self, *args, **kwargs)
         try:
-            if not hasattr(kind.__init__, "farm_probe"):
-                kind.__init__ = watching(kind.__init__, path)
+            do(path, kind)
         except FAULTS as error:
             tell(path, "unknown-api", error)
         return kind
 
-    chosen.farm_probe = True
+    chosen.farm_probe = (*getattr(choose, "farm_probe", ()), do)
     return chosen
+
+
+def tell_cards(path, kind):
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    cards = None
+    if cuda is not None and cuda.is_initialized():  # to ask a process that uses no card would put it on one
+        cards = [str(cuda.get_device_properties(i).uuid) for i in range(cuda.device_count())]
+    append(path, {"event": "cards", "pid": os.getpid(), "cards": cards})
+
+
+# --- what the engine holds ------------------------------------------------------------------------
+
+
+def watch(path, kind):
+    if not hasattr(kind.__init__, "farm_probe"):
+        kind.__init__ = watching(kind.__init__, path)
 
 
 def watching(make, path):

@@ -109,7 +109,7 @@ def chosen(vllm) -> type[Scheduler]:
 @pytest.fixture
 def make(vllm, probe):
     """make(…): a watched scheduler."""
-    farm_probe.watch_schedulers(str(probe))
+    farm_probe.when_chosen(str(probe), farm_probe.watch)
     return chosen(vllm)
 
 
@@ -174,7 +174,7 @@ def test_a_process_and_its_fork_attest_through_vllms_own_entry_point(tmp_path):
     path = os.pathsep.join(map(str, (package.parent, probing.install(tmp_path))))
     env = {"PYTHONPATH": path, **probing.variables(attest=out)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=30)
-    first, second = lines(out)
+    first, second = [line for line in lines(out) if line["event"] == "attest"]
     assert second["ppid"] == first["pid"] != second["pid"]
     assert (first["event"], first["package"], first["version"], first["files"]) == ("attest", str(package), "0.99.0", 1)
     assert first["files_sha256"] == second["files_sha256"] == farm_probe.files_sha256(str(package))[1]
@@ -186,6 +186,37 @@ def forks(monkeypatch) -> list:
     wanted: list = []
     monkeypatch.setattr("os.register_at_fork", lambda after_in_child: wanted.append(after_in_child))
     return wanted
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cards"),
+    [(None, None), ((False, []), None), ((True, ["3e3a", "77aa"]), ["3e3a", "77aa"]), ((True, []), [])],
+    ids=["no-torch", "unused", "two-cards", "none-left"],
+)
+def test_an_engine_says_which_cards_it_sees(vllm, monkeypatch, tmp_path, cuda, cards):
+    torch = None if cuda is None else SimpleNamespace(cuda=SimpleNamespace(
+        is_initialized=lambda: cuda[0], device_count=lambda: len(cuda[1]),
+        get_device_properties=lambda i: SimpleNamespace(uuid=cuda[1][i])))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setenv(farm_probe.ATTEST_OUT, str(tmp_path / "out"))
+    monkeypatch.setattr("os.register_at_fork", lambda after_in_child: None)
+    write_tree(tmp_path / "tree", TREE)
+    farm_probe.load()
+    farm_probe.load()
+    assert [line["event"] for line in lines(tmp_path / "out")] == ["attest", "attest"]  # not before the engine is there
+    chosen(vllm)
+    assert lines(tmp_path / "out")[2:] == [{"event": "cards", "pid": os.getpid(), "cards": cards}]
+
+
+def test_what_cuda_refuses_to_say_is_told(vllm, monkeypatch, tmp_path):
+    def broken():
+        raise RuntimeError("CUDA driver error")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=broken)))
+    farm_probe.when_chosen(str(tmp_path / "out"), farm_probe.tell_cards)
+    assert chosen(vllm) is vllm["vllm.config"].SchedulerConfig.kind
+    (event,) = lines(tmp_path / "out")
+    assert "RuntimeError: CUDA driver error" in event["detail"]
 
 
 def test_a_package_that_cannot_be_read_is_told(vllm, forks, tmp_path):
@@ -258,7 +289,7 @@ def test_an_engine_that_only_waits_tells_nothing(make, probe):
 
 
 def test_loaded_and_asked_twice_it_watches_once(vllm, make, probe):
-    farm_probe.watch_schedulers(str(probe))
+    farm_probe.when_chosen(str(probe), farm_probe.watch)
     scheduler = chosen(vllm)()
     scheduler.update_from_output(scheduler.schedule(), "token")
     assert len(lines(probe)) == 2
@@ -306,7 +337,7 @@ def test_an_attribute_it_does_not_know_is_named(vllm, probe, part):
         delattr(self, part)
 
     chosen(vllm).__init__ = other_release
-    farm_probe.watch_schedulers(str(probe))
+    farm_probe.when_chosen(str(probe), farm_probe.watch)
     chosen(vllm)()
     (event,) = lines(probe)
     assert event["event"] == "unknown-api" and f"Scheduler has no {part}" in event["detail"]
@@ -327,14 +358,14 @@ def test_moved_interfaces_are_named(make, probe, monkeypatch):
 )
 def test_a_configuration_it_does_not_know_is_named(vllm, probe, monkeypatch, config, says):
     monkeypatch.setitem(sys.modules, "vllm.config", config)
-    farm_probe.watch_schedulers(str(probe))
+    farm_probe.when_chosen(str(probe), farm_probe.watch)
     (event,) = lines(probe)
     assert event["event"] == "unknown-api" and says in event["detail"]
 
 
 def test_a_scheduler_that_is_no_class_of_ours_is_named(vllm, probe):
     vllm["vllm.config"].SchedulerConfig.kind = SimpleNamespace  # takes no other __init__
-    farm_probe.watch_schedulers(str(probe))
+    farm_probe.when_chosen(str(probe), farm_probe.watch)
     assert chosen(vllm) is SimpleNamespace
     (event,) = lines(probe)
     assert event["event"] == "unknown-api" and "TypeError" in event["detail"]
@@ -383,7 +414,7 @@ def test_a_full_disk_ends_the_watch_alone(make, probe, monkeypatch, capsys):
 
 
 def test_a_file_that_cannot_be_had_is_told_in_the_log(vllm, tmp_path, capsys):
-    farm_probe.watch_schedulers(str(tmp_path))
+    farm_probe.when_chosen(str(tmp_path), farm_probe.watch)
     scheduler = chosen(vllm)()
     assert scheduler.update_from_output(scheduler.schedule(), "token") == {0: "token"}
     assert "farm_probe: failed: IsADirectoryError" in capsys.readouterr().err

@@ -111,6 +111,9 @@ def test_a_server_attests_and_its_probe_sees_what_its_gauge_shows(tmp_path, real
                   if any(mapped.path.startswith(str(spec.tree)) for mapped in psutil.Process(pid).memory_maps())]
         said = probing.attested(attest)
         probing.check_attested(said, spec.tree, loaded)
+        told = [json.loads(line) for line in attest.read_text().splitlines()]
+        (engine,) = [line["pid"] for line in told if line["event"] == "cards" and line["cards"] is None]  # a CPU is no card
+        assert engine in loaded and {line["event"] for line in told} == {"attest", "cards"}
         reader.check()
         for first in range(4):  # the peak stands for one step, which a sampler may miss: that is what the probe is for
             prompt = Prompt((32 + first, *(32 + i % 90 for i in range(3839))), "sha")
