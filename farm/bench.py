@@ -202,7 +202,8 @@ class Suite:
     source `pin`: vLLM's own tests from the sdist of the cell's pin; `newer`:
     single tests, by node id, from the sdist of `version`, grafted onto the
     pin's own file; `series`: the regression tests of patches/tests.
-    `select` holds node ids or paths relative to the source's root.
+    `select` holds node ids or paths relative to the source's root.  `side_by_side`
+    runs it on all arms at once: for tests that leave the card's memory alone.
     """
 
     name: str
@@ -214,6 +215,7 @@ class Suite:
     workers: int = 2
     timeout_s: float = 120.0  # per test
     deadline_s: float = 1800.0  # whole suite
+    side_by_side: bool = False
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class LiveBench:
                 env=self._environment_of(arm), scratch=scratch, card=self.card, sandbox=self._sandbox,
                 records=self._records,
             )
-            return testrun.run_suite(spec, self.progress)
+            return testrun.run_suite(spec, lambda text: self.progress(f"{arm}: {text}"))
 
     def python(self, arm: str, code: str, args: Mapping[str, Any], *, timeout_s: float) -> Iterator[Mapping[str, Any]]:
         tree = self._trees[arm]

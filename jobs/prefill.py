@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -246,7 +246,9 @@ class Prefill:
             yield "one boot per arm: no noise floor"
         if self.concurrent is not None:
             yield f"nothing was measured without short requests (up to {self.concurrent.count}) beside it"
-        yield from _disagreements(values, watched)
+        judged = {(rule.metric, request) for rule in self.expect if rule.probe
+                  for request in filter(rule.covers, self.requests)}
+        yield from _disagreements(values, watched, judged)
         yield from _unseen(watched)
 
 
@@ -281,12 +283,13 @@ def _check_boot(first: tuple[BootSlot, BootFacts], slot: BootSlot, facts: BootFa
             reason=Reason.POOL_MISMATCH)
 
 
-def _disagreements(values: Values, watched: Values) -> Iterator[str]:
-    """Where a metric of the probe's boots strays from the other boots' by more than those differ among themselves."""
+def _disagreements(values: Values, watched: Values, judged: Collection[tuple[str, Request]]) -> Iterator[str]:
+    """Where a metric of the probe's boots strays from the other boots' by more than those differ among themselves, and no
+    rule of the matrix has `judged` that."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (metric, request), by_arm in watched.items():
-        if (metric, request) not in values:
-            continue  # the exact peak, which no other boot knows
+        if (metric, request) not in values or (metric, request) in judged:  # no other boot knows the exact peak
+            continue
         noise = noise_floor(list(values[metric, request].values()))
         for arm, seen in by_arm.items():
             mean = math.fsum(values[metric, request][arm]) / len(values[metric, request][arm])

@@ -20,7 +20,9 @@ from pydantic import ConfigDict, Field
 
 from farm.bench import Bench, Event, Needs
 from farm.records import Measurement, Outcome, Reason, Tagged, Verdict
+from jobs.armwise import each
 
+AT_ONCE = 2  # arms: a scheduler takes one core and 1 GiB, most of its time to import vLLM
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 UNPROVEN = ("block accounting only: no kernel ran and no server's gauge was read",)
@@ -153,9 +155,13 @@ class Replay:
         args = {"scenarios": [asdict(s) for s in self.scenarios]}
         by_name = {s.name: s for s in self.scenarios}
         rows: Rows = {}
-        for arm in arms:
+
+        def on(arm: str) -> list[Mapping[str, Any]]:
             bench.progress(f"replay: {arm}, {sum(len(s.prompts) for s in self.scenarios)} prompts")
-            for event in bench.python(arm, code, args, timeout_s=self.deadline_s):
+            return list(bench.python(arm, code, args, timeout_s=self.deadline_s))
+
+        for arm, events in each(arms, on, at_once=AT_ONCE):
+            for event in events:
                 if event["event"] == "unknown-api":
                     yield _unknown_api(arm, arms[0], event["detail"])
                     return

@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from farm.bench import Bench, Event, Needs, Suite
+from farm.bench import Bench, Event, Needs, Suite, TestRun
 from farm.errors import InvalidMeasurement
 from farm.graft import test_path
 from farm.records import Reason, Tagged
 from farm.testsets import Failing, Seen, broken, examine, judge, takes
+from jobs.armwise import each
 
 SOURCES = ("pin", "newer", "series")
 MAX_WORKERS = 64
@@ -120,15 +121,15 @@ def _is_version(text: str) -> bool:
 
 def _run(bench: Bench, name: str, parts: Sequence[Suite], number: int) -> Iterator[Event]:
     """Run the parts on every arm and yield their rows.  Returns arm -> Seen."""
-    seen = {}
-    for arm in bench.arms:
+    def on(arm: str) -> list[TestRun]:
         bench.progress(f"suite {name} on {arm}" + (f", again ({number})" if number else ""))
-        runs = []
-        for part in parts:
-            run = bench.pytest(arm, part)
-            rows = tuple(replace(row, suite=name, round=number) for row in run.outcomes)
-            runs.append(replace(run, outcomes=rows))
-            yield from (Tagged(row, {"arm": arm}) for row in rows)
+        runs = [bench.pytest(arm, part) for part in parts]
+        return [replace(run, outcomes=tuple(replace(row, suite=name, round=number) for row in run.outcomes)) for run in runs]
+
+    seen = {}
+    side_by_side = all(part.side_by_side for part in parts)
+    for arm, runs in each(tuple(bench.arms), on, at_once=len(bench.arms) if side_by_side else 1):
+        yield from (Tagged(row, {"arm": arm}) for run in runs for row in run.outcomes)
         seen[arm] = Seen.of(runs)
     return seen
 

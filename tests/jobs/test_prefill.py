@@ -432,6 +432,14 @@ def test_ten_requests_with_the_probe_and_ten_without_are_all_recorded():
     assert {tuple(sent) for sent in per_boot.values()} == {tuple(per_boot[0])} and len(set(per_boot[0])) == 5
 
 
+@pytest.mark.parametrize("ruled", [True, False], ids=["a-rule-decides", "no-rule"])
+def test_what_a_rule_has_decided_is_not_called_unproven(ruled):
+    bench = one_arm(ttft={True: 1.02})
+    _, last = outcome(bench, **(COST if ruled else {**COST, "expect": COST["expect"][:1]}))
+    assert last.verdict is Verdict.PASS
+    assert any("with the probe is not as without it" in line for line in last.unproven) is not ruled
+
+
 def test_boots_with_and_without_the_probe_take_turns():
     bench = one_arm()
     outcome(bench, **COST)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -451,3 +452,23 @@ def test_options_as_yaml_gives_them():
     })
     assert unit.suites[0].marker == "cpu_test"
     assert unit.expect["a"] == {"baseline": Failing((A,), {A: "71"}), "patched": ()}
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_arms_run_side_by_side_where_the_suite_says_so(side_by_side):
+    class Meeting(FakeBench):
+        within, most = 0, 0
+
+        def pytest(self, arm, suite):
+            self.within += 1
+            self.most = max(self.most, self.within)
+            if side_by_side:
+                meeting.wait()
+            self.within -= 1
+            return super().pytest(arm, suite)
+
+    meeting = threading.Barrier(2, timeout=10)
+    bench = Meeting({"baseline": {"t.py::a": "failed"}, "patched": {"t.py::a": "passed"}})
+    outcome, records = run(bench, suites=(replace(SUITE, side_by_side=side_by_side),))
+    assert "fixed 1" in outcome.detail and bench.most == 1 + side_by_side
+    assert [r.conditions["arm"] for r in records] == ["baseline", "patched"]
