@@ -8,7 +8,6 @@ processes have shown that they run the tree (farm.attest), and its facts are tho
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,32 +18,21 @@ from pathlib import Path
 
 import httpx
 
-from farm import attest, bootlog, client, folders, kernels, launch, metrics, probing, stacks
+from farm import attest, bootlog, client, folders, kernels, launch, metrics, probing
 from farm.bench import BootFacts, Probing, Prompt, Reply
 from farm.childenv import CACHES, redact, redact_argv
-from farm.errors import (
-    BootFailure,
-    FarmError,
-    InvalidMeasurement,
-    RefusedConfig,
-    RequestFailed,
-    RequestOverdue,
-    ServerLost,
-)
+from farm.endings import Endings
+from farm.errors import BootFailure, FarmError, InvalidMeasurement, RequestFailed, RequestOverdue
 from farm.lifeline import ProcessesLeft, Supervised
 from farm.records import Reason
 from farm.serverlog import TAIL_LINES, ServerLog
 from farm.serverspec import ServerSpec
-from farm.watch import Member, Watch, members, said, tells_of_dead_engine
 
 Progress = Callable[[str], None]
 
 CANARY = tuple(range(48, 64))  # token ids that every vocabulary has; shorter than any block, so never cached
 GRACE_S = 8.0  # from TERM to KILL; vLLM's own shutdown takes about one second
 TELL_EVERY_S = 10.0
-LOST_WITHIN_S = 3.0  # after a failed request, how long a dying server may take to be gone
-HEALTH_S = 10.0  # how long /health may take to answer after a failed request
-STACK_LINES = 400
 
 
 @contextmanager
@@ -76,7 +64,6 @@ class ServerProcess:
         for name in CACHES:
             Path(start.environment[name]).mkdir(parents=True, exist_ok=True)
         self._log = ServerLog(spec.log)
-        self._loss_told = False  # the caller knows that the server is lost
         self._parsed: tuple[int, BootFacts] | None = None
         self._boot_s: float | None = None
         self._address = client.Address()
@@ -84,7 +71,6 @@ class ServerProcess:
         self._served: launch.Served | None = None
         self._cards_seen: tuple[str, ...] | None = None
         self.card_processes: int | None = None  # the worker says it, see farm.keeper
-        self._watch: Watch | None = None  # from when /health first said 200
         self._reader = None if spec.probe is None else probing.Reader(spec.probe)
         self.last_request: datetime | None = None  # when it was sent
         self._begun = time.monotonic()
@@ -93,24 +79,20 @@ class ServerProcess:
                                            cores=spec.card.cores, within=start.within, records=spec.records,
                                            may_gain_privileges=start.trusted)
         except OSError as error:
-            raise BootFailure(f"{self._where()} could not be started: {error}") from error
+            raise BootFailure(f"the server on {spec.card.name} (log {spec.log}) could not be started: {error}") from error
+        self._endings = Endings(spec, start, self._log, self._child)
 
     def wait_healthy(self, progress: Progress) -> None:
         """Watch the boot to its end; what it raises is at `boot`."""
         self._wait_listening(progress)
-        self._watch = self._watched(self._child.command_pid)
+        self._endings.watch_from(self._child.command_pid)
         left = self._begun + self.spec.deadline_s - time.monotonic()
         try:
             with self._http(timeout_s=30.0) as http:
                 self._model = self._start.model(http)
             self._complete(CANARY, max_tokens=2, deadline_s=max(1.0, min(self.spec.canary_s, left)))
         except RequestFailed as error:
-            if self._child.wait(LOST_WITHIN_S) is not None:
-                raise self._died() from error
-            if (engine := self._watch.dead_engine()) is not None:
-                raise self._engine_dead(engine) from error
-            raise BootFailure(f"{self._where()} answers /health, but its first completion failed: {error}",
-                              reason=Reason.CANARY_FAILED, log_tail=self.log_tail() + self._stacks()) from error
+            raise self._endings.canary_failed(error) from error
         self._boot_s = time.monotonic() - self._begun
         attest.attest_tree(self.spec.tree, self._child.processes(), self._start.advice)
         if self.spec.attest is not None:
@@ -120,7 +102,7 @@ class ServerProcess:
         if self._reader is not None:
             self._reader.check()
         self._served = self._start.proved(self._child.command_pid, self._child.processes)
-        self._watch = self._watched(self._served.pid)
+        self._endings.booted(self._served)
         self._child.note_regions()
         self._refuse_silence()
         self.spec.expected.check(self.facts)
@@ -140,13 +122,13 @@ class ServerProcess:
                 if http is not None and _healthy(http):
                     return
                 if now - grew_at > self.spec.stall_s:
-                    raise self._stalled(f"wrote nothing to its log for {self.spec.stall_s:.0f} s")
+                    raise self._endings.stalled(f"wrote nothing to its log for {self.spec.stall_s:.0f} s")
                 if now - self._begun > self.spec.deadline_s:
-                    raise self._stalled(f"was not healthy within {self.spec.deadline_s:.0f} s")
+                    raise self._endings.stalled(f"was not healthy within {self.spec.deadline_s:.0f} s")
                 if now - told_at >= TELL_EVERY_S:
                     told_at = now
                     progress(f"booting for {now - self._begun:.0f} s: {self._log.last_words()}")
-        raise self._died()
+        raise self._endings.died()
 
     def _listening(self) -> client.Address | None:
         try:
@@ -158,9 +140,9 @@ class ServerProcess:
     def _refuse_silence(self) -> None:
         """A start script may have sent the server's output elsewhere; all facts of the boot would be missing."""
         if self.spec.launcher is not None and not any(line.level for line in bootlog.split(self._log.lines())):
-            raise InvalidMeasurement(f"{self._where()} is healthy, but no line of vLLM's is in its log, so nothing is known of "
-                                     "its pool and blocks; let the start script leave the server's output where it is (or use "
-                                     "tee), and vLLM's logging on", reason=Reason.BAD_CONFIG)
+            raise InvalidMeasurement(f"{self._endings.where} is healthy, but no line of vLLM's is in its log, so nothing is "
+                                     "known of its pool and blocks; let the start script leave the server's output where it is "
+                                     "(or use tee), and vLLM's logging on", reason=Reason.BAD_CONFIG)
 
     # --- for a job (farm.bench.Server) ---------------------------------------------------------
 
@@ -189,14 +171,10 @@ class ServerProcess:
             return self._complete(prompt.token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature,
                                   deadline_s=deadline_s)
         except RequestOverdue as error:
-            self._raise_if_lost(error)
-            error.log_tail = self.log_tail() + self._stacks()
-            if not error.heard and not said(self._log.lines(size)):
-                raise self._silent("is there and calls itself healthy, but neither the request nor its log heard of it "
-                                   f"({error})", error.log_tail) from error
+            self._endings.overdue(error, size, self._address)
             raise
         except RequestFailed as error:
-            self._raise_if_lost(error)
+            self._endings.failed(error, self._address)
             raise
 
     @contextmanager
@@ -216,8 +194,8 @@ class ServerProcess:
             with self._http(timeout_s=30.0) as http:
                 return metrics.scrape(_metrics_text(http)).values
         except (httpx.HTTPError, ValueError) as error:
-            failed = RequestFailed(f"{self._where()}: /metrics could not be read: {type(error).__name__} {error}")
-            self._raise_if_lost(failed)
+            failed = RequestFailed(f"{self._endings.where}: /metrics could not be read: {type(error).__name__} {error}")
+            self._endings.failed(failed, self._address)
             raise failed from error
 
     # --- for the worker -------------------------------------------------------------------------
@@ -232,12 +210,7 @@ class ServerProcess:
 
     def prove_alive(self) -> None:
         """Raise ServerLost where the server, or its engine, has ended by itself after its last answer: nobody knows yet."""
-        if self._loss_told:
-            return
-        if (status := self._child.poll()) is not None:
-            raise self._lost(status, "after its last answer, before it was told to")
-        if self._watch is not None and (engine := self._watch.dead_engine()) is not None:
-            raise self._engine_dead(engine)
+        self._endings.prove_alive()
 
     def log_tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines of this boot's log, newest last."""
@@ -248,7 +221,7 @@ class ServerProcess:
         try:
             self._child.terminate(GRACE_S)
         except ProcessesLeft as error:
-            raise FarmError(f"{self._where()} could not be ended: {error}") from error
+            raise FarmError(f"{self._endings.where} could not be ended: {error}") from error
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -258,111 +231,14 @@ class ServerProcess:
     def _complete(self, token_ids: Sequence[int], *, max_tokens: int, deadline_s: float, seed: int | None = None,
                   temperature: float = 0.0) -> Reply:
         body = client.completion_body(self._model, token_ids, max_tokens=max_tokens, seed=seed, temperature=temperature)
-        return client.complete(self._address.transport(), body, deadline_s=deadline_s, url=self._address.url, look=self._look)
-
-    def _watched(self, main: int) -> Watch:
-        return Watch(members(self.spec.tree, self._child.processes(), main))
-
-    def _look(self) -> None:
-        """During a request, and so in well under a millisecond: raise what need not wait for its deadline."""
-        if self._watch is None:
-            return
-        if (engine := self._watch.dead_engine()) is not None:
-            raise self._engine_dead(engine)
-        if (hung := self._watch.hung()) is not None:
-            raise self._silent(f"is silent: {hung} has been stopped by a signal (state T of ps); to let it go on: kill -CONT "
-                               f"{hung.pid}")
-
-    def _engine_dead(self, engine: Member) -> BootFailure:
-        """While it boots, an engine that says why it died is a boot that died: it may be the tree's fault."""
-        cause = bootlog.failure(self._log.lines())
-        if self._boot_s is None and cause and not tells_of_dead_engine([cause]):
-            return BootFailure(f"the engine of {self._where()} ended while it booted: {cause}", reason=Reason.BOOT_DIED,
-                               log_tail=self.log_tail())
-        return self._gone(f"the engine of {self._where()} is gone ({engine}), while its API server is there and may still call "
-                          f"itself healthy: {cause or self._log.last_words()}", Reason.ENGINE_DEAD)
-
-    def _lost(self, status: int, when: str) -> ServerLost:
-        # An API server that finds its engine dead ends itself in order; one that is killed does not.
-        reason = Reason.ENGINE_DEAD if status >= 0 and tells_of_dead_engine(self._log.lines()) else Reason.SERVER_LOST
-        return self._gone(f"{self._where()} ended with {_status(status)} {when}: {self._log.cause()}", reason)
-
-    def _silent(self, how: str, tail: str | None = None) -> ServerLost:
-        seen = self.log_tail() + self._stacks() if tail is None else tail
-        return self._gone(f"{self._where()} {how}", Reason.SERVER_SILENT, seen)
-
-    def _gone(self, message: str, reason: Reason = Reason.SERVER_LOST, tail: str | None = None) -> ServerLost:
-        self._loss_told = True
-        return ServerLost(message, reason=reason, log_tail=self.log_tail() if tail is None else tail)
-
-    def _raise_if_lost(self, error: RequestFailed) -> None:
-        if self._watch is not None and (engine := self._watch.dead_engine()) is not None:
-            raise self._engine_dead(engine) from error
-        status = self._child.wait(LOST_WITHIN_S)
-        if status is not None:
-            raise self._lost(status, "during a request") from error
-        if self._served is not None and self._served.pid not in self._child.processes():
-            raise self._gone(f"{self._where()}: process {self._served.pid}, which served, is gone; what its start script may "
-                             f"have started since is another boot ({error})") from error
-        if self._watch is not None and (engine := self._watch.dead_engine()) is not None:
-            raise self._engine_dead(engine) from error
-        with self._http(timeout_s=HEALTH_S) as http:
-            try:
-                status = http.get("/health").status_code
-            except httpx.TimeoutException:
-                raise self._silent(f"is there but answers nothing any more: /health took longer than {HEALTH_S:g} s after a "
-                                   f"failed request ({error})") from None
-            except httpx.HTTPError:
-                status = 0
-            if status != 200:
-                raise self._gone(f"{self._where()} is there but no longer healthy after a failed request ({error})") from error
-
-    def _died(self) -> BootFailure:
-        if sentence := bootlog.refusal(self._log.lines()):
-            return RefusedConfig(sentence, log_tail=self.log_tail())
-        status = self._child.wait(0.0)
-        return BootFailure(f"{self._where()} ended with {_status(status)} while it booted: {self._log.cause()}"
-                           f"{self._start.hint(status, self._child.processes)}",
-                           reason=Reason.BOOT_DIED, log_tail=self.log_tail())
-
-    def _stalled(self, what: str) -> BootFailure:
-        """Keep the stacks: py-spy's, or else those that faulthandler writes to the log on SIGABRT."""
-        words = self._log.last_words() + self._start.hint(None, self._child.processes)
-        size, seen = self._log.size(), self._stacks()
-        if not seen:
-            for pid in self._child.processes():
-                _abort(pid)
-            self._child.wait(timeout_s=2.0)
-        tail = self.log_tail(STACK_LINES if self._log.size() > size else TAIL_LINES) + seen
-        return BootFailure(f"{self._where()} {what}; its last line: {words}", reason=Reason.BOOT_STALLED, log_tail=tail)
-
-    def _stacks(self) -> str:
-        """What its processes are doing, to go behind a log's tail; empty without py-spy."""
-        seen = stacks.taken(self._child.processes(), self.spec.python)
-        return f"\n{seen}" if seen else ""
-
-    def _where(self) -> str:
-        return f"the server on {self.spec.card.name} (log {self.spec.log})"
-
+        return client.complete(self._address.transport(), body, deadline_s=deadline_s, url=self._address.url,
+                               look=self._endings.look)
 
 def _caches(spec: ServerSpec) -> str:
     """How a boot finds its compile caches; a first one of a patched tree is given the unpatched tree's kernels."""
     if spec.caches.is_dir() and any(p.is_file() for p in spec.caches.rglob("*")):
         return "warm"
     return "seeded" if spec.compiled is not None and kernels.seed(spec.caches, spec.compiled) else "cold"
-
-
-def _abort(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGABRT)
-    except ProcessLookupError:
-        return
-
-
-def _status(status: int | None) -> str:
-    if status is not None and status < 0:
-        return f"signal {signal.Signals(-status).name}"
-    return f"exit status {status}"
 
 
 def _healthy(http: httpx.Client) -> bool:

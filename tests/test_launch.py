@@ -15,7 +15,7 @@ import psutil
 import pytest
 from played import boot_fails, quiet
 
-from farm import launch, lifeline, models, ports, server
+from farm import endings, launch, lifeline, models, ports, server
 from farm.bench import Card, Prompt
 from farm.bootcheck import ExpectedFacts
 from farm.errors import BootFailure, InvalidMeasurement, RefusedConfig, ServerLost
@@ -36,7 +36,7 @@ def tree(tmp_path) -> Path:
 def spec(tree, tmp_path, monkeypatch):
     """What to boot by a script of these lines; nothing of it may be left after the test."""
     run = f"run-{os.getpid()}-{time.monotonic_ns()}"
-    monkeypatch.setattr(server, "LOST_WITHIN_S", 0.5)
+    monkeypatch.setattr(endings, "LOST_WITHIN_S", 0.5)
     monkeypatch.setattr(server, "GRACE_S", 1.0)
 
     def make(script: str, mode: str = "healthy", env=None, args=(), **changes) -> ServerSpec:

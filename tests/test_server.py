@@ -12,7 +12,7 @@ import played
 import pytest
 from played import boot_fails, quiet
 
-from farm import launch, lifeline, models, server
+from farm import endings, launch, lifeline, models, server
 from farm.bench import Card, Prompt
 from farm.bootcheck import ExpectedFacts
 from farm.errors import BootFailure, InvalidMeasurement, RefusedConfig, RequestFailed, ServerLost
@@ -32,7 +32,7 @@ def tree(tmp_path) -> Path:
 def spec(tree, tmp_path, monkeypatch):
     """What to boot, in a mode of the made-up vLLM; nothing of it may be left after the test."""
     run = f"run-{os.getpid()}-{time.monotonic_ns()}"
-    monkeypatch.setattr(server, "LOST_WITHIN_S", 0.5)
+    monkeypatch.setattr(endings, "LOST_WITHIN_S", 0.5)
 
     def make(mode: str = "healthy", env=None, **changes) -> ServerSpec:
         made = played.spec_of(tree, tmp_path, run, mode)
@@ -232,7 +232,7 @@ def test_a_request_past_its_deadline_is_no_lost_server(spec):
 
 
 def test_a_server_that_stops_answering_is_lost(spec, monkeypatch):
-    monkeypatch.setattr(server, "HEALTH_S", 0.5)
+    monkeypatch.setattr(endings, "HEALTH_S", 0.5)
     with server.boot(spec(), quiet) as running:
         os.kill(running.pid, signal.SIGSTOP)
         with pytest.raises(ServerLost, match="answers nothing any more") as caught:
