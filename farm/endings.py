@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 
 import httpx
 
 from farm import bootlog, launch, stacks
+from farm.bench import Arm
 from farm.client import Address
 from farm.errors import BootFailure, RefusedConfig, RequestFailed, RequestOverdue, ServerLost
 from farm.lifeline import Supervised
@@ -20,6 +23,7 @@ from farm.watch import Member, Watch, members, said, tells_of_dead_engine
 LOST_WITHIN_S = 3.0  # after a failed request, how long a dying server may take to be gone
 HEALTH_S = 10.0  # how long /health may take to answer after a failed request
 STACK_LINES = 400
+_CODE_ERROR = re.compile(r"\b(Syntax|Indentation|Tab|Import|ModuleNotFound|Name|Attribute|Type|UnboundLocal)Error\b")
 
 
 class Endings:
@@ -158,6 +162,13 @@ class Endings:
         """What its processes are doing, to go behind a log's tail; empty without py-spy."""
         seen = stacks.taken(self._child.processes(), self._spec.python)
         return f"\n{seen}" if seen else ""
+
+
+def is_the_trees_fault(error: BootFailure, arm: Arm, booted: Collection[str]) -> bool:
+    """Whether a boot's end is evidence against its tree: a patched arm, an exception of its code, and another arm that
+    had been healthy on the same card in the same cell.  All else may be the card's or the farm's: ERROR."""
+    return bool(error.reason is Reason.BOOT_DIED and arm.patches and set(booted) - {arm.name}
+                and _CODE_ERROR.search(str(error)))
 
 
 def _status(status: int | None) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +13,7 @@ from typing import Any
 
 from farm import childenv, folders, geometry, isolation, lifeline, models, places, probing, server, sweep, testrun
 from farm.bench import Arm, BootFacts, BootSlot, Card, PatchTriage, Prompt, Server, Suite, TestRun, balanced_order
+from farm.endings import is_the_trees_fault
 from farm.environment import Environment
 from farm.errors import BootFailure, FarmError, InvalidMeasurement, TreeFailure
 from farm.evidence import BuiltArm, Evidence, Policy, Span
@@ -23,13 +22,13 @@ from farm.pins import Pin, PinStore
 from farm.plan import Cell, PinSpec
 from farm.pristine import Pristine
 from farm.profilefile import DrafterConfig, ModelConfig, script_sha256
+from farm.prompts import make_prompt
 from farm.records import BootRow, Reason, Tagged, utc_now
 from farm.serverspec import ServerSpec
 from farm.trees import Tree, TreeStore, identity
 from farm.triage import TriagePin, of_pin, triage
 
 Progress = Callable[[str], None]
-_CODE_ERROR = re.compile(r"\b(Syntax|Indentation|Tab|Import|ModuleNotFound|Name|Attribute|Type|UnboundLocal)Error\b")
 
 
 @dataclass(frozen=True)
@@ -284,24 +283,6 @@ class LiveBench:
             yield
         finally:
             self._span(kind, arm, began)
-
-
-def is_the_trees_fault(error: BootFailure, arm: Arm, booted: Collection[str]) -> bool:
-    """Whether a boot's end is evidence against its tree: a patched arm, an exception of its code, and another arm that
-    had been healthy on the same card in the same cell.  All else may be the card's or the farm's: ERROR."""
-    return bool(error.reason is Reason.BOOT_DIED and arm.patches and set(booted) - {arm.name}
-                and _CODE_ERROR.search(str(error)))
-
-
-def make_prompt(tokens: int, salt: str, vocab_size: int) -> Prompt:
-    """Token ids drawn by a generator that is seeded with salt and length alone: the same in every cell, pin and arm.
-
-    Of a byte-level vocabulary printable bytes, of a real one the middle: special tokens stand at its ends.
-    """
-    low, high = (32, 127) if vocab_size < 1000 else (1000, int(vocab_size * 0.9))
-    rng = random.Random(f"{salt}/{tokens}")
-    ids = tuple(rng.randrange(low, high) for _ in range(tokens))
-    return Prompt(ids, hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode()).hexdigest())
 
 
 def _check_attested(lines: Sequence[Mapping[str, Any]], tree: Tree, arm: str) -> None:

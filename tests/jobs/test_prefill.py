@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from farm.bench import Arm, BootFacts, BootSlot, GaugeTrace, ProbeTrace, Prompt, Reply, balanced_order
 from farm.errors import InvalidMeasurement, RequestFailed
-from farm.livebench import make_prompt
+from farm.prompts import make_prompt
 from farm.records import Measurement, Outcome, Reason, Sample, Tagged, Verdict
 from farm.schemas import stamp
 from jobs.longprompt import joined
