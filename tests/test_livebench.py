@@ -8,6 +8,7 @@ from farm.livebench import _check_attested
 from farm.records import Reason
 from farm.trees import Tree
 
+
 def test_boots_are_balanced():
     assert [s.arm for s in balanced_order(["a", "b"], 3)] == ["a", "b", "b", "a", "a", "b"]
     assert [(s.boot, s.pair, s.order) for s in balanced_order(["a", "b"], 2)] == [(0, 0, 0), (0, 0, 1), (1, 1, 2), (1, 1, 3)]
