@@ -20,7 +20,7 @@ faults: $(VENV)/.ready  ## kills, signals, full disks, dead nodes: each injected
 	$(BIN)/python -m pytest -m faults tests/faults
 
 # The pure cores: no process, no server, no Ray, no vLLM.
-PURE := scheduler stats metrics bootlog evidence plan patchfile outcomes graft yamlfile cards campaign dep3 unidiff outcome nearest
+PURE := estimate hostmemory tiers agreement scheduler stats metrics bootlog evidence plan patchfile outcomes graft yamlfile cards campaign dep3 unidiff outcome nearest
 test-pure: $(VENV)/.ready  ## the pure cores alone: under 5 s
 	$(BIN)/python -m pytest -m "not slow" $(PURE:%=tests/test_%.py)
 

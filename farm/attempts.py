@@ -9,6 +9,9 @@ from typing import Any
 from farm.records import Outcome, Reason, Verdict
 
 EVIDENCE = frozenset({Verdict.PASS, Verdict.FAIL})
+# What says nothing of a cell but that no good card, or no fit machine, was there for it.
+WANTING = frozenset({Reason.NO_CARD, Reason.NODE_DIED, Reason.CARD_LOST, Reason.CARD_BUSY, Reason.CARD_UNHEALTHY,
+                     Reason.ISOLATION_MISSING})
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,12 @@ def earlier(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Earlier]]:
         verdict = Verdict(row["verdict"]) if row["verdict"] else None
         found.setdefault(row["cell"], {})[row["attempt"]] = Earlier(row["card"] or "", verdict)
     return {cell: [by.get(n, Earlier("", None)) for n in range(1, max(by) + 1)] for cell, by in found.items()}
+
+
+def is_last_word(outcome: Outcome) -> bool:
+    """Whether a cell that the run gives up has its final verdict: one that wanted a card is run by a resume, on a machine
+    that was repaired or freed meanwhile."""
+    return outcome.verdict is not Verdict.ERROR or outcome.reason not in WANTING
 
 
 def together(outcome: Outcome, before: Iterable[Earlier]) -> Outcome:

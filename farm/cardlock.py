@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from farm.folders import Owner
 from farm.hostfile import content, is_at, open_shared, open_to_read, told
+from farm.processid import ProcessId
 from farm.records import utc_now
 
 POLL_S = 0.1
@@ -33,14 +33,14 @@ class Holder:
     """Who has a card, for which run and cell, since when (UTC)."""
 
     user: str
-    process: Owner
+    process: ProcessId
     run: str
     cell: str
     since: datetime
 
     @classmethod
     def me(cls, run: str, cell: str) -> Holder:
-        return cls(_user(), Owner.here(), run, cell, utc_now())
+        return cls(_user(), ProcessId.here(), run, cell, utc_now())
 
     def age_s(self) -> float:
         return max(0.0, (utc_now() - self.since).total_seconds())
@@ -131,7 +131,7 @@ def _read(fd: int) -> Holder | None:
     """The record of a file that is locked; None where its process is gone: whoever has the lock now has yet to write."""
     try:
         said = json.loads(content(fd))
-        holder = Holder(said["user"], Owner(**said["process"]), said["run"], said["cell"],
+        holder = Holder(said["user"], ProcessId(**said["process"]), said["run"], said["cell"],
                         datetime.fromisoformat(said["since"]))
     except (ValueError, TypeError, KeyError):
         return None

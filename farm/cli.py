@@ -20,7 +20,7 @@ from farm import modelcli, seriescli
 from farm.console import Steadfast
 from farm.diffhead import printable
 from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, FarmError, UsageError
-from farm.interrupts import Interrupts
+from farm.interrupts import Interrupts, deaf_at_the_end
 from farm.places import default_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -35,6 +35,8 @@ seriescli.register(app)
 modelcli.register(app)
 _BAD_ARGUMENTS = typer.BadParameter.__mro__[1]  # click's UsageError, of whichever click typer brings
 FORMATS = ("terminal", "markdown", "html", "junit")
+# What Ray prints when a node dies (the end of its raylet's log), or an actor.  The farm says it in a line of its own.
+_SAID_BY_US = "Raylet is terminated|has been marked dead because the detector|A worker died or was killed while executing"
 
 
 @app.command("matrix")
@@ -44,19 +46,25 @@ def matrix_command(
     arms: Annotated[str, typer.Option(
         help="Run these arms instead of the cells' own; one named twice (patched,patched) is an A/A: its noise.")] = "",
     results: Results = None,
-    resume: Annotated[str | None, typer.Option(help="Run what this run has not committed yet.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Run what this run has not committed yet, or had no card for.")] = None,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="With --resume: its driver, on another machine, is gone for good.")] = False,
 ) -> None:
     """Run a matrix.  Exit code: 0 all PASS or SKIP, 1 a FAIL, 2 INVALID or ERROR, 3 bad usage, 130 interrupted."""
+    quiet_ray()
     with Interrupts().later():  # a signal that cuts an import in two may look like anything
         from farm import matrix
 
     request = matrix.Request(config, _listed("--only", only, "job or cell names"), results, resume, address, take_over,
                              _listed("--arms", arms, "arms of the matrix"))
     raise typer.Exit(matrix.main(request, Steadfast()))
+
+
+def quiet_ray() -> None:
+    """Keep Ray's pages about a node or an actor that died off the terminal.  Before Ray is imported: it reads this then."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _SAID_BY_US)
 
 
 def _listed(option: str, words: str, what: str) -> tuple[str, ...]:
@@ -116,6 +124,27 @@ def runs(results: Results = None) -> None:
 
 
 @app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="A run's id, e.g. of a run on one card.")],
+    second: Annotated[str, typer.Argument(help="Another run of the same matrix; `last` is the newest.")] = "last",
+    results: Results = None,
+    second_results: Annotated[str | None, typer.Option(help="Results root of the second run [default: the same].")] = None,
+) -> None:
+    """Compare two runs of one matrix: every verdict, every peak of the KV pool.  Exit code: 0 the same, 1 a difference."""
+    from farm import agreement
+    from farm.store import Store
+
+    one = Store.at(results or default_results())
+    other = one if second_results is None else Store.at(second_results)
+    runs = _run(one, first), _run(other, second)
+    if second_results is None and runs[0] == runs[1]:
+        raise UsageError(f"{runs[0]} would be compared with itself; see: farm runs")
+    found = agreement.compare(agreement.ran(one, runs[0]), agreement.ran(other, runs[1]))
+    agreement.print_agreement(Console(), found)
+    raise typer.Exit(0 if found.same else 1)
+
+
+@app.command()
 def cards(
     results: Results = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as one JSON array.")] = False,
@@ -163,6 +192,7 @@ def matrix_entry() -> None:
 
 def _run_app(typer_app: typer.Typer) -> None:
     """Every error is one clear line and one of the exit codes of DESIGN.md."""
+    deaf_at_the_end()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files, and terminals without UTF-8

@@ -23,6 +23,12 @@ def is_server(argv: Sequence[str]) -> bool:
     return False
 
 
+def values(argv: Sequence[str], flag: str) -> tuple[str, ...] | None:
+    """The words that follow the last use of a flag; None where it is not used, or as `--no-…`."""
+    use = {use.flag: use for use in _uses(argv)}.get(flag)
+    return None if use is None or use.spelling != flag else use.values
+
+
 def ignored(wanted: Sequence[str], argv: Sequence[str]) -> list[str]:
     """Those of the wanted arguments that a command line does not say.  On both sides the last use of a flag counts."""
     said = {use.flag: use for use in _uses(argv)}

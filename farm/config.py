@@ -176,6 +176,11 @@ def _cell(source: YamlFile, matrix: MatrixConfig, index: int, roots: list[Path])
         profile = profilefile.read(file, next(root.parent for root in roots if file.is_relative_to(root)))
     elif getattr(kind, "serves", False):
         raise source.error(f"job {cell.job!r} serves a model: give it a profile", at)
+    if matrix.isolation == "bwrap" and profile is not None and profile.launcher is not None and getattr(kind, "serves", False):
+        raise source.error(
+            f"profile {cell.profile!r} has a launcher ({profile.launcher.script}), whose server listens on a port, and "
+            "isolation: bwrap leaves it no network to be reached by: give the cell a profile with args, whose server listens "
+            "on a Unix socket, or trust the patches: isolation: none", (*at, "profile"))
     arms = {name: matrix.arms[name] for name in cell.arms or matrix.arms}
     if strange := sorted(set(getattr(job, "arms_named", ())) - set(arms)):
         raise source.error(f"expect: {_unknown('arm', strange[0], arms)}", (*at, "expect"))

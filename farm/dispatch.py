@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from farm.attempts import earlier, together
+from farm.attempts import earlier, is_last_word, together
 from farm.bench import Card
 from farm.cardlog import CardEvent, CardLog
 from farm.errors import FarmError, ResultsUnwritable, UsageError
@@ -32,6 +32,7 @@ from farm.records import Outcome, Reason, Verdict
 from farm.scheduler import Assignment, Gone, Scheduler, Task
 from farm.seats import Closed, Desk, Heard, Lost, Opened, Patience, Seats
 from farm.store import Store
+from farm.tiers import Claim, claim
 from farm.worker import Progress, Rows, Seat, Worker
 
 OBJECT_STORE_BYTES = 200 * 2**20  # only small values travel; vLLM's CPU tier needs /dev/shm more
@@ -86,10 +87,11 @@ def probe(address: str | None) -> None:
 def run_cells(cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watcher, *, cpu_slots: int, attempts: int,
               cache: str | None, opened: Callable[[], None],
               decided: Mapping[str, Outcome] | None = None, policy: Policy = Policy(),
-              patience: Patience = Patience()) -> dict[str, Outcome]:
+              patience: Patience = Patience(), foresee: Callable[[Scheduler], None] = lambda _: None) -> dict[str, Outcome]:
     """Run every cell to its final outcome: {cell id: outcome}.  Raises KeyboardInterrupt as it comes.
 
     `attempts` is how often a cell is tried at most, whatever its ERRORs were: also where a node died under the last one.
+    `foresee` is given the schedule when its cards are known and before it begins: to be played through, or arranged anew.
     Attempts are numbered on from those that the run has committed already (a resumed run), which count.  Cells that are
     `decided` before any card was asked (their tree cannot be built) are committed as they are.
     """
@@ -97,7 +99,8 @@ def run_cells(cells: Sequence[Cell], info: RunInfo, store: Store, watcher: Watch
     with NodeWatch(ray.get_runtime_context().get_node_id(), patience.nodes_every_s) as watch:
         watch.look(patience.start_s)  # where Ray does not answer at all, no card is found, and every cell ends so
         seats = Seats(hire, watch, cpu_slots, patience)
-        return _Dispatch(cells, decided or {}, info, store, watcher, attempts, seats).run(opened)
+        claims = {cell.id: claim(cell, sandboxed=policy.isolation == "bwrap") for cell in cells}
+        return _Dispatch(cells, claims, decided or {}, info, store, watcher, attempts, seats).run(opened, foresee)
 
 
 @dataclass(frozen=True)
@@ -118,24 +121,25 @@ class _Hire:
 
 
 class _Dispatch:
-    def __init__(self, cells: Sequence[Cell], decided: Mapping[str, Outcome], info: RunInfo, store: Store, watcher: Watcher,
-                 attempts: int, seats: Seats) -> None:
+    def __init__(self, cells: Sequence[Cell], claims: Mapping[str, Claim], decided: Mapping[str, Outcome], info: RunInfo,
+                 store: Store, watcher: Watcher, attempts: int, seats: Seats) -> None:
         self._cells: Mapping[str, Cell] = {cell.id: cell for cell in cells}
         self._decided, self._info, self._store, self._watcher, self._seats = decided, info, store, watcher, seats
         self._before = earlier(store.read("cells", info.run).to_pylist())
         self._scheduler = Scheduler(
-            [Task(id, cell.needs, tuple(before.card for before in self._before.get(id, ())))
+            [Task(id, cell.needs, tuple(before.card for before in self._before.get(id, ())), claims[id])
              for id, cell in self._cells.items() if id not in decided], attempts)
         self._log = CardLog(store, info.run, lambda card, text: watcher.event(card, "-", text))
         self._attempts: dict[Desk, _Attempt] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._begun = False
 
-    def run(self, opened: Callable[[], None]) -> dict[str, Outcome]:
+    def run(self, opened: Callable[[], None], foresee: Callable[[Scheduler], None]) -> dict[str, Outcome]:
         try:
             self._take(0.0)
             while self._seats.hopeful:
                 self._take(1.0)
+            foresee(self._scheduler)
             opened()
             self._begun = True
             for cell, outcome in self._decided.items():
@@ -170,8 +174,10 @@ class _Dispatch:
         if event.standing is not None:
             self._quarantine(event.desk, event.standing)
             return
-        self._scheduler.add_card(card)
-        if not event.again:
+        self._scheduler.add_card(card, event.desk.host)
+        if card.unsafe is not None and any(cell.needs.sandbox for cell in self._cells.values()):  # the others may come to it
+            self._note(CardEvent.LEFT_OUT, card, reason=Reason.ISOLATION_MISSING.value, detail=card.unsafe)
+        elif not event.again:
             self._note(CardEvent.JOINED if self._begun else CardEvent.READY, card)
 
     def _quarantine(self, desk: Desk, quarantine: Quarantine) -> None:
@@ -201,6 +207,9 @@ class _Dispatch:
                 self._attempts[desk] = _Attempt(assignment)
                 self._watcher.event(label(desk.card), assignment.cell, f"attempt {assignment.attempt}")
                 self._seats.give(desk, self._cells[assignment.cell], assignment.attempt)
+        waits = dict(self._scheduler.waits())
+        for card in [desk.card for desk in self._seats.desks if desk.card.uuid in waits]:
+            self._watcher.event(label(card), "-", waits[card.uuid])
 
     def _handle(self, heard: Heard) -> None:
         desk, event, attempt = heard.desk, heard.event, self._attempts[heard.desk]
@@ -230,17 +239,20 @@ class _Dispatch:
         if self._seats.hopeful:  # a card may come that can run them
             return
         for end in self._scheduler.unplaced():
-            reason = Reason.NO_CARD if end.verdict is Verdict.ERROR else Reason.NEEDS_UNMET
-            self._close_cell(end.cell, end.attempt, Outcome(end.verdict, reason, end.why), final=True)
+            self._close_cell(end.cell, end.attempt, Outcome(end.verdict, end.reason, end.why), final=True)
 
     def _close_cell(self, cell: str, attempt: int, outcome: Outcome, *, final: bool, row: dict[str, Any] | None = None,
                     rows: Mapping[str, list[dict[str, Any]]] | None = None, card: Card | None = None) -> None:
-        """Commit an attempt with all its rows; rows that the store refuses make it an ERROR, never a lost cell."""
+        """Commit an attempt with all its rows; rows that the store refuses make it an ERROR, never a lost cell.
+
+        `final`: this run does not try again.
+        """
         facts = {} if card is None else {"card": card.uuid, "card_name": card.name, "host": card.host}
         evidence = Evidence(self._info, self._cells[cell], attempt, card=facts)
         if row is None:  # the worker could not say it itself
             row = evidence.cell_row(outcome, final=final)
-        row |= {"final": final, "verdict": outcome.verdict.value, "reason": outcome.reason.value, "detail": outcome.detail}
+        row |= {"final": final and is_last_word(outcome), "verdict": outcome.verdict.value, "reason": outcome.reason.value,
+                "detail": outcome.detail}
         try:
             self._store.commit(self._info.run, cell, attempt, {**(rows or {}), "cells": [row]})
         except ResultsUnwritable:

@@ -6,7 +6,7 @@ A lock on a file beside that row is held as long as the process lives; the
 kernel lets go of it, and it also speaks where the pid means nothing: in another
 container, or on another host where the file system shares its locks.
 
-filelock cannot be asked whether a lock is held without taking it: hence fcntl.
+filelock cannot be asked whether a lock is held without taking it: hence flock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import fcntl
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -27,6 +26,8 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from farm.errors import ResultsUnwritable, UsageError
+from farm.hostfile import lock
+from farm.processid import ProcessId
 from farm.store import Store
 
 RUNNING = "running"  # status of a run's row
@@ -45,7 +46,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True)
 class Driver:
-    """A process, told from every other one that has or will have its pid."""
+    """A process (farm.processid) and its host, in the words that rows have had from the beginning."""
 
     host: str
     boot: str  # random id of the machine's start
@@ -56,8 +57,9 @@ class Driver:
     @classmethod
     def here(cls) -> Driver:
         """This process."""
-        seen = _process(os.getpid())
-        return cls(socket.gethostname(), _boot(), _namespace(), os.getpid(), 0 if seen is None else seen[1])
+        process = ProcessId.here()
+        boot, _, namespace = process.world.partition(" ")
+        return cls(socket.gethostname(), boot, namespace, process.pid, process.started or 0)
 
     @classmethod
     def parse(cls, text: str | None) -> Driver | None:
@@ -72,12 +74,11 @@ class Driver:
     @property
     def standing(self) -> Standing:
         """By its pid.  A machine of the same name that was started anew has no process of before."""
-        if self.boot == _boot() and self.namespace == _namespace():
-            seen = _process(self.pid)
-            return Standing.ALIVE if seen is not None and seen[1] == self.started and seen[0] not in "ZX" else Standing.DEAD
-        if self.host == socket.gethostname() and self.boot != _boot():
-            return Standing.DEAD
-        return Standing.ELSEWHERE
+        here = Driver.here()
+        if self.boot != here.boot:
+            return Standing.DEAD if self.host == here.host else Standing.ELSEWHERE
+        lives = ProcessId(f"{self.boot} {self.namespace}", self.pid, self.started).lives
+        return {True: Standing.ALIVE, False: Standing.DEAD, None: Standing.ELSEWHERE}[lives]
 
 
 def standing(store: Store, run: str, row: Mapping[str, Any]) -> Standing:
@@ -128,18 +129,14 @@ def _taken(file: Path, run: str) -> int:
 
 
 def _take(handle: int, run: str) -> None:
-    deadline = time.monotonic() + _TAKE_S
-    while True:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise UsageError(f"run {run} is driven by another process; see: farm runs. Wait for its end") from error
-            time.sleep(0.05)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return None
+    try:
+        taken = lock(handle, _TAKE_S)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return
+    if not taken:
+        raise UsageError(f"run {run} is driven by another process; see: farm runs. Wait for its end")
 
 
 def _is_held(store: Store, run: str) -> bool:
@@ -163,23 +160,3 @@ def _is_held(store: Store, run: str) -> bool:
 
 def _file(store: Store, run: str) -> Path | None:
     return Path(store.files.path("runs", run, LOCK)) if isinstance(store.files.fs, pafs.LocalFileSystem) else None
-
-
-def _process(pid: int) -> tuple[str, int] | None:
-    """(state, start in clock ticks) of a process, see proc(5); None where there is none."""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()  # the name may hold anything
-        return words[0].decode(), int(words[19])
-    return None
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def _namespace() -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""

@@ -77,6 +77,12 @@ class Evidence:
     drafter_sha256: str | None = None
     launcher_sha256: str | None = None  # of the start script
     started: datetime = field(default_factory=utc_now)
+    waited_s: float | None = None  # before that, for its card
+
+    def begin(self) -> None:
+        """The attempt has its card now; until now it has waited for it."""
+        asked, self.started = self.started, utc_now()
+        self.waited_s = (self.started - asked).total_seconds()
 
     def row(self, tagged: Tagged, started: datetime | None = None) -> tuple[str, dict[str, Any]]:
         """(table, row) of a record; `started` is when the span that it belongs to began.  Raises KeyError."""
@@ -93,7 +99,7 @@ class Evidence:
             "options": json.dumps({k: v for k, v in self.cell.options.items() if k != "expect"}, sort_keys=True,
                                   default=str),
             "expect": json.dumps(self.cell.options.get("expect"), sort_keys=True, default=str),
-            "wall_s": (ended - self.started).total_seconds(),
+            "wall_s": (ended - self.started).total_seconds(), "waited_s": self.waited_s,
             "vllm_s": covered_s([(s.started_utc, s.ended_utc) for s in spans]),
             "spans": [{"kind": s.kind, "arm": s.arm, "started_utc": s.started_utc, "ended_utc": s.ended_utc}
                       for s in spans],

@@ -9,14 +9,17 @@ opened without.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from farm.errors import FarmError
 
+POLL_S = 0.02
 _TRIES = 10  # each lost to somebody who made or removed the file in between
 # What somebody else may have laid there is not followed, and not waited for: a link, a pipe.
 _PLAIN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -47,6 +50,23 @@ def open_to_read(path: Path) -> int | None:
         return _regular(os.open(path, os.O_RDONLY | _PLAIN), path)
     except FileNotFoundError:
         return None
+
+
+def lock(fd: int, wait_s: float) -> bool:
+    """Take the exclusive lock of an open file, waiting for it `wait_s` seconds at most; False where another still has it.
+
+    The kernel lets go of it when the last process that has the file open closes it or ends.  (filelock makes files of its
+    own that other users cannot lock.)  Raises OSError where the file system knows no locks.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ found to have lost its driver.  Standard library only: it is there before anythi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -72,3 +73,12 @@ class Interrupts:
             with contextlib.suppress(OSError):
                 os.write(2, _LAST_WORDS)
             self.leave(INTERRUPTED_EXIT)
+
+
+def deaf_at_the_end() -> None:
+    """While Python takes itself apart a signal would put its own number in the exit code's place: by then none is heard.
+
+    Call it before anything else asks for a last word: what was registered first is called last.
+    """
+    for number in NUMBERS:
+        atexit.register(signal.signal, number, signal.SIG_IGN)

@@ -6,12 +6,23 @@ the child needs, read-only, and a few folders to write to.  What is not named is
 trees' caches, /run, /var, other people's /tmp and /dev/shm; of /etc only what every user may read.  It has no
 capability and gains none.  Process ids of the outside still name its processes there: what looks at them
 (farm.attest) and ends them (farm.lifeline) sits outside.
+
+What it takes of the machine is bounded in part: no core dumps (farm.supervisor), an eighth of memory in /tmp (from
+bubblewrap 0.7 on) and half in /dev/shm, and some thousands of processes and threads (farm.supervisor.crowd) where a
+user namespace makes it, from Linux 5.14 on: there the kernel counts those of this sandbox alone.  Root's it does not
+count; the supervisor does, five times a second and processes alone, so better run the farm as an ordinary user.  Not
+bounded are memory (a control group takes root or systemd's leave, and an address space, of which CUDA reserves
+terabytes, is no measure of it) and what is written to caches and scratch.  What keeps the damage small is outside: Ray
+has given its actors, and so whatever they start, an oom_score_adj of 1000, so the kernel ends these first; and the
+deadlines of boots and suites end the rest, whole, with the sandbox's first process.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
+import resource
 import shutil
 import socket
 import stat
@@ -27,13 +38,18 @@ from farm.bench import Card
 from farm.childenv import CACHES
 from farm.errors import FarmError
 from farm.records import Reason
+from farm.supervisor import crowd
 
 TRY_S = 20.0  # a sandbox around nothing takes 0.02 s
+_COUNTED_SINCE = (5, 14)  # Linux: RLIMIT_NPROC counts the processes of a user namespace, not of the user
+_TMP_SHARE = 8  # what lies in /tmp stays in memory when its writer is killed for want of it
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/nix",
            "/run/current-system", "/run/opengl-driver")  # the last three are of NixOS
 _MASKED = "/etc"
 _KNOBS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/fs", "/proc/scsi")  # root's own
-_DRIVER = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-caps", "/dev/dxg")
+# What CUDA opens beside the card's own; /dev/nvidia-modeset is for displays, and /dev/nvidia-caps leads to other cards' parts.
+_DRIVER = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+_OF_ALL_CARDS = "/dev/dxg"  # under WSL2
 _NOT_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH")  # the host's own; what of them is the system's is shown anyway
 _PATH = re.compile(r"(?<![\w.~-])/[\w.@+:/-]*\w")
 # Where there is no network, torch and vLLM would look for an address by which others reach them.
@@ -45,9 +61,14 @@ VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Bubblewrap as it is on this machine."""
+    """Bubblewrap as it is on this machine.
+
+    `sizes`: it can bound /tmp.  `limiter`: the command before a command that bounds its processes, empty where nothing can.
+    """
 
     program: str
+    sizes: bool = False
+    limiter: tuple[str, ...] = ()
 
     @classmethod
     def find(cls) -> Sandbox:
@@ -60,18 +81,19 @@ class Sandbox:
                 "dnf install bubblewrap), or trust the patches: isolation: none", reason=Reason.ISOLATION_MISSING)
         made = cls(program)
         try:
-            done = subprocess.run([*made.within(), "/bin/sh", "-c", "exit 7"], capture_output=True, text=True, timeout=TRY_S,
-                                  stdin=subprocess.DEVNULL, check=False)
+            done = _run([*made.within(), "/bin/sh", "-c", "readlink /proc/self/ns/user; exit 7"])
             said = f"status {done.returncode}: {done.stderr.strip() or 'without a word'}"
+            options = _run([program, "--help"])
         except (OSError, subprocess.TimeoutExpired) as error:
             done, said = None, str(error)
         if done is None or done.returncode != 7:
             raise FarmError(
                 f"the matrix asks for isolation: bwrap, and {program} cannot make a sandbox on {host} ({said}). It needs user "
-                "namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), an AppArmor profile for bwrap (Ubuntu from "
-                "24.04), or in a container --cap-add SYS_ADMIN; or trust the patches: isolation: none",
-                reason=Reason.ISOLATION_MISSING)
-        return made
+                "namespaces: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (Debian), an AppArmor "
+                "profile for bwrap (Ubuntu from 24.04), or in a container --cap-add SYS_ADMIN; or trust the patches: "
+                "isolation: none", reason=Reason.ISOLATION_MISSING)
+        own_user = done.stdout.strip() not in ("", os.readlink("/proc/self/ns/user"))
+        return cls(program, "--size " in options.stdout + options.stderr, _limiter() if own_user else ())
 
     def within(self, readable: Iterable[Path] = (), writable: Iterable[Path] = (), *, card: Card | None = None,
                cwd: Path | None = None) -> tuple[str, ...]:
@@ -89,11 +111,13 @@ class Sandbox:
             elif os.path.isdir(path):
                 argv += ["--ro-bind", path, path]
         for path in _not_for_everybody(_MASKED):
-            argv += ["--tmpfs", path] if os.path.isdir(path) else ["--ro-bind", os.devnull, path]
+            argv += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--ro-bind", os.devnull, path]
         argv += ["--proc", "/proc"]
         for path in filter(os.path.exists, _KNOBS):
             argv += ["--ro-bind", path, path]
-        argv += ["--dev", "/dev", "--tmpfs", "/dev/shm", "--tmpfs", "/tmp", "--dir", "/var/tmp"]
+        argv += ["--dev", "/dev", "--tmpfs", "/dev/shm"]
+        argv += ["--size", str(_memory_bytes() // _TMP_SHARE)] if self.sizes else []
+        argv += ["--tmpfs", "/tmp", "--dir", "/var/tmp"]
         for device in _devices(card):
             argv += ["--dev-bind-try", device, device]
         shown = {Path(os.path.abspath(path)): "--ro-bind" for path in readable}
@@ -105,11 +129,10 @@ class Sandbox:
             if path.exists() and not (how == "--ro-bind" and _of_system(path)):
                 _refuse_wide(path)
                 argv += [how, str(path), str(path)]
-        argv += ["--remount-ro", "/"]
+        argv += ["--remount-ro", "/dev", "--remount-ro", "/"]
         if cwd is not None:
             argv += ["--chdir", os.path.abspath(cwd)]
-        return (*argv, "--")
-
+        return (*argv, "--", *self.limiter)
 
     def for_tree(self, python: Path, readable: Iterable[Path | None], writable: Iterable[Path],
                  environment: Mapping[str, str], *, card: Card | None, cwd: Path,
@@ -122,6 +145,23 @@ class Sandbox:
         told = [value for name, value in environment.items() if name not in CACHES and name not in _NOT_PATHS]
         return self.within([*interpreter(python), *named([*words, *told]), *(path for path in readable if path is not None)],
                            [*caches, *writable], card=card, cwd=cwd)
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL, check=False)
+
+
+def _limiter() -> tuple[str, ...]:
+    program, version = shutil.which("prlimit", path="/usr/bin:/bin"), re.match(r"(\d+)\.(\d+)", platform.release())
+    if program is None or version is None or tuple(map(int, version.groups())) < _COUNTED_SINCE:
+        return ()
+    allowed = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    most = crowd() if allowed == resource.RLIM_INFINITY else min(crowd(), allowed)
+    return program, f"--nproc={most}:{most}"
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def interpreter(python: Path) -> list[Path]:
@@ -183,9 +223,11 @@ def _refuse_wide(path: Path) -> None:
 
 
 def _devices(card: Card | None) -> tuple[str, ...]:
-    """The device files of the card alone, and the driver's common ones."""
+    """The device files of the card alone, and the driver's common ones; under WSL2 all cards have one."""
     if card is None or card.kind != "cuda":
         return ()
+    if card.facts.get("platform") == "WSL2":
+        return (_OF_ALL_CARDS,)
     try:
         pynvml.nvmlInit()
         try:

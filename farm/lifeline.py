@@ -44,6 +44,7 @@ from farm.supervisor import (
     RUN_MARK,
     STUBBORN_S,
     carrying,
+    crowd,
     descendants,
     line_of,
     parents,
@@ -54,13 +55,16 @@ from farm.supervisor import (
     world,
 )
 
+_NAMED = 20  # processes that a message names
+
 
 class ProcessesLeft(OSError):
     """Processes outlived KILL (a driver call that does not return): `pids`."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = tuple(pids)
-        super().__init__(f"processes {', '.join(map(str, pids))} outlived SIGKILL by {STUBBORN_S:.0f} s; "
+        more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+        super().__init__(f"processes {', '.join(map(str, pids[:_NAMED]))}{more} outlived SIGKILL by {STUBBORN_S:.0f} s; "
                          "look at them with `ps -o pid,stat,wchan,args`: state D is a kernel or driver wait")
 
 
@@ -96,6 +100,7 @@ class Supervised:
         self._status: int | None = None
         self._left: list[int] | None = None
         self._ended = False  # the supervisor has hung up
+        self._regions: set[str] = set()  # that were noted
 
     @classmethod
     def start(cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | Path, stdout_path: str | Path,
@@ -107,7 +112,8 @@ class Supervised:
         Output is appended to `stdout_path`; stderr goes there too unless it has a path of its own.
         stdin is empty unless it has a path.  `cores` limits the tree to these CPUs.  Core dumps are
         off.  `within` is the command of a sandbox in which `argv` runs (farm.isolation); at the end the
-        sandbox is left alone until what is in it has had its grace.  `records` is the folder for the
+        sandbox is left alone until what is in it has had its grace, but ended at once where it holds more
+        processes than farm.supervisor.crowd, with a line in its output.  `records` is the folder for the
         record that farm.sweep reads.  Unless it `may_gain_privileges`, no sudo or other setuid program
         works in the tree.  Raises OSError where the command cannot be started.
         """
@@ -127,6 +133,7 @@ class Supervised:
         order = {
             "argv": [str(a) for a in (*within, *argv)], "env": {**env, MARK: mark, "SPT_NOENV": "1"}, "cwd": str(cwd),
             "cores": list(cores), "wrapped": bool(within), "privileges": may_gain_privileges or bool(within),
+            "most": crowd() if within else None,
             "stdout": str(stdout_path), "stderr": None if stderr_path is None else str(stderr_path),
             "stdin": None if stdin_path is None else str(stdin_path),
             "record": None if record is None else str(record), "life": _life(mark, env),
@@ -169,6 +176,7 @@ class Supervised:
     def note_regions(self) -> None:
         """Record the files of offloaded blocks that the tree has mapped by now, for whoever must remove them."""
         if not self._within and (found := regions(self.processes())):  # a sandbox has a /dev/shm of its own
+            self._regions |= found  # for the case that the supervisor does not live to remove them
             self._send(regions=sorted(found))
 
     def terminate(self, grace_s: float = GRACE_S) -> int:
@@ -248,7 +256,7 @@ class Supervised:
         were seen once are remembered.
         """
         seen = {} if self._began is None else {self.pid: self._began}
-        mapped: set[str] = set()
+        mapped = set(self._regions)
         deadline = time.monotonic() + STUBBORN_S
         while True:
             found = carrying(MARK, self.mark)

@@ -23,7 +23,8 @@ from datetime import datetime
 
 from rich.console import Console
 
-from farm import campaign, config, dispatch, plan, rearm, resumption
+from farm import campaign, config, dispatch, estimate, plan, rearm, resumption
+from farm.attempts import is_last_word
 from farm.cards import local_cards
 from farm.drivers import Driver, driving
 from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, EnvironmentBuildError, ResultsUnwritable, UsageError
@@ -39,6 +40,7 @@ from farm.records import Outcome, Reason, Verdict, exit_code, utc_now
 from farm.report.live import Progress
 from farm.report.terminal import render_terminal
 from farm.resumption import Beginning
+from farm.scheduler import Scheduler
 from farm.schemas import SCHEMA_VERSION
 from farm.store import Store
 
@@ -81,6 +83,8 @@ def main(request: Request, console: Console) -> int:
 
 def _main(request: Request, console: Console, interrupts: Interrupts) -> int:
     began = time.monotonic()
+    if request.take_over and request.resume is None:
+        raise UsageError("--take-over goes with --resume RUN: it is a run that is taken over; see farm runs")
     loaded = config.load(request.config, request.only, request.arms)
     if request.arms:
         _say(console, rearm.words(request.arms))
@@ -106,7 +110,7 @@ class _Run:
                  began: float, beginning: Beginning, promised: str, interrupts: Interrupts) -> None:
         self._request, self._loaded, self._store, self._info = request, loaded, store, info
         self._console, self._began, self._beginning, self._promised = console, began, beginning, promised
-        self._interrupts = interrupts
+        self._interrupts, self._estimate_s = interrupts, None
         self._config = loaded.source.path.read_text(encoding="utf-8")  # now: it may be edited while the run lasts
 
     def execute(self, planned: Planned) -> int:
@@ -141,6 +145,9 @@ class _Run:
         except KeyboardInterrupt:
             self._say(f"interrupted; the run itself is finished: farm report {self._info.run}")
             return INTERRUPTED_EXIT
+        if wanting := sum(not is_last_word(outcome) for outcome in outcomes.values()):
+            self._say(f"{wanting} of {promised} cells found no card that can be used, and have no final verdict. When one is "
+                      f"there, go on with: {self._request.resumption(self._info.run)}")
         return code
 
     def _again(self, cells: Sequence[plan.Cell]) -> int:
@@ -157,8 +164,8 @@ class _Run:
         render_terminal(self._store, self._info.run, self._console)
 
     def _campaign(self, cells: Sequence[plan.Cell]) -> str | None:
-        ended = {row["cell"]: Reason(row["reason"]) for row in self._store.read("cells", self._info.run).to_pylist()
-                 if row["final"]}
+        rows = self._store.read("cells", self._info.run).to_pylist()
+        ended = {row["cell"]: Reason(row["reason"]) for row in sorted(rows, key=lambda row: row["attempt"]) if row["reason"]}
         if set(ended.values()) == {Reason.NEEDS_UNMET}:
             return None  # all skipped: there is no verdict that a control would have to hold up
         return campaign.verdict([(cell.id, ended.get(cell.id)) for cell in cells if cell.control is not None],
@@ -173,7 +180,17 @@ class _Run:
             return dispatch.run_cells(cells, self._info, self._store, watcher, cpu_slots=matrix.cards.cpu_slots,
                                       attempts=matrix.attempts, cache=os.environ.get("FARM_CACHE"),
                                       opened=lambda: watcher.start([cell.id for cell in cells]), policy=_policy(matrix),
-                                      decided={cell.id: decided[cell.id] for cell in cells if cell.id in decided})
+                                      decided={cell.id: decided[cell.id] for cell in cells if cell.id in decided},
+                                      foresee=lambda scheduler: self._foresee(scheduler, cells))
+
+    def _foresee(self, scheduler: Scheduler, cells: Sequence[plan.Cell]) -> None:
+        recalled = estimate.recalled(self._store, [cell.id for cell in cells])
+        took = {cell.id: recalled.seconds(cell.id, cell.job.name, cell.profile) for cell in cells}
+        forecast = estimate.forecast(scheduler, {cell: seconds for cell, seconds in took.items() if seconds is not None})
+        if forecast.order is not None:
+            scheduler.arrange(forecast.order)
+        self._say(forecast.words)
+        self._estimate_s = forecast.estimate_s
 
     def _interrupted(self, cells: int) -> int:
         with contextlib.suppress(ResultsUnwritable):
@@ -203,6 +220,7 @@ class _Run:
             "name": self._loaded.matrix.name, "status": status, "exit_code": code, "command": list(sys.argv),
             "config": self._config, "cells": cells,
             "campaign": standing, "process": str(Driver.here()), "host": Driver.here().host, "plan": self._promised,
+            "estimate_s": self._estimate_s,
             "wall_s": self._beginning.before_s + time.monotonic() - self._began, "vllm_s": covered_s(spans),
         })
 

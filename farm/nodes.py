@@ -31,6 +31,7 @@ class Node:
     port: int  # of its raylet
     gpus: int
     cpus: float
+    object_store_bytes: int = 0  # that its object store may take at most
 
     def __str__(self) -> str:
         return f"{self.host} ({self.address}, node {self.id[:8]})"
@@ -40,7 +41,8 @@ def listed() -> list[Node]:
     """The nodes that Ray holds for alive.  May wait for as long as Ray's control store does not answer."""
     return [
         Node(n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], int(n["NodeManagerPort"]),
-             int(n["Resources"].get("GPU", 0)), float(n["Resources"].get("CPU", 0)))
+             int(n["Resources"].get("GPU", 0)), float(n["Resources"].get("CPU", 0)),
+             int(n["Resources"].get("object_store_memory", 0)))
         for n in ray.nodes() if n["Alive"]]
 
 

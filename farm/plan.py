@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packaging.version import Version
@@ -117,7 +117,8 @@ def cells(loaded: Loaded, series: Mapping[str, Series], tests: Mapping[str, byte
             made[cell_id] = Cell(
                 id=cell_id, job=planned.job, name=config.name, pin=pin, profile=config.profile,
                 profile_config=planned.profile, arms=arms, options=planned.options,
-                needs=combine(job_needs, profile_needs), seed=int(identity[:12], 16),
+                needs=replace(combine(job_needs, profile_needs), sandbox=bool(arms) and loaded.matrix.isolation != "none"),
+                seed=int(identity[:12], 16),
                 series_sha256=series[pin_name].sha256, tests=tests if config.job == "unit" else {},
                 control=config.control, releases=releases, identity=parts,
             )

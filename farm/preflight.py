@@ -8,7 +8,8 @@ from pathlib import Path
 
 from farm import campaign, config, plan
 from farm.bench import Card
-from farm.errors import SeriesError
+from farm.errors import FarmError, SeriesError
+from farm.isolation import Sandbox
 from farm.pins import Pin, PinStore
 from farm.places import usable_cache
 from farm.records import Outcome, Reason, Verdict
@@ -32,7 +33,7 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None], here: Sequence[
     which no card here can run any cell is not asked for: it may be of another machine, and the scheduler skips its cells.
     The pristine package of each pin is fetched (its environment is not), and the tree of every arm is built here once.
     A tree that cannot be built refuses the run, or with `on_series_error: fail` makes its cells FAIL.
-    Raises UsageError (series, patch, pin, GNU patch), EnvironmentBuildError (network).
+    Raises UsageError (series, patch, pin, GNU patch, bubblewrap), EnvironmentBuildError (network).
     """
     require_gnu_patch()
     cache = usable_cache()
@@ -42,6 +43,7 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None], here: Sequence[
         name: load_series(series_directory(loaded.series_root, loaded.pins[name].version)) for name in sorted(wanted)
     }
     cells = plan.cells(loaded, series, read_tests(loaded.series_root))
+    _refuse_unsafe(loaded, cells, here or ())
     decided: dict[str, Outcome] = {}
     for name in sorted(wanted):
         pin = Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name])
@@ -62,6 +64,18 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None], here: Sequence[
                 decided |= {cell.id: campaign.controlled(broken, cell.control) if cell.control else broken
                             for cell in mine if any(arm.patches == patches for arm in cell.arms)}
     return Planned(cells, decided)
+
+
+def _refuse_unsafe(loaded: config.Loaded, cells: Sequence[plan.Cell], here: Sequence[Card]) -> None:
+    """Raise UsageError where this machine would run a cell that needs a sandbox, and can make none."""
+    if not any(cell.needs.sandbox and unmet(cell.needs, card) is None for cell in cells for card in here):
+        return
+    try:
+        Sandbox.find()
+    except FarmError as error:
+        others = sorted({cell.job.name for cell in cells if not cell.needs.sandbox})
+        hint = f"; jobs that run no patched code need none: --only {','.join(others)}" if others else ""
+        raise loaded.source.error(f"{error}{hint}", ("isolation",)) from error
 
 
 def _test_versions(cells: Sequence[plan.Cell], pin: str) -> set[str]:

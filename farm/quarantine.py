@@ -8,10 +8,8 @@ in one write under a lock; one that was cut off by a crash is passed over.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from farm.hostfile import content, open_shared, open_to_read, told
+from farm.hostfile import content, lock, open_shared, open_to_read, told
 from farm.records import Reason, utc_now
 
 COUNTED = timedelta(hours=24)  # an older ERROR no longer counts: a card that errs once a week is not a broken one
@@ -157,24 +155,13 @@ class Journal:
         with told(self.path):
             fd = open_shared(self.path)
             try:
-                _lock(fd)
+                if not lock(fd, LOCKED_S):  # for the few lines that another writer may be writing
+                    raise OSError(f"another process has it locked for {LOCKED_S:.0f} s already")
                 if os.fstat(fd).st_size > LONGEST:
                     _shorten(fd)
                 yield lambda event: _append(fd, {"at_utc": utc_now().isoformat(), "card_name": self.name, **event})
             finally:
                 os.close(fd)
-
-
-def _lock(fd: int) -> None:
-    """For the few lines that another writer may be writing.  Raises OSError where it takes longer than it can."""
-    deadline = time.monotonic() + LOCKED_S
-    while True:
-        try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise OSError(f"another process has it locked for {LOCKED_S:.0f} s already") from error
-            time.sleep(0.02)
 
 
 def _append(fd: int, event: Mapping[str, Any]) -> None:

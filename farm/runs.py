@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from farm.drivers import RUNNING, Driver, Standing, standing
+from farm.places import default_results
 from farm.store import Store
 from farm.tables import print_table
 
@@ -27,7 +28,7 @@ class RunLine:
     run: str
     status: str
     exit_code: int | None
-    done: int  # cells with a committed attempt that is final
+    done: int  # cells with a committed attempt that is final; of a finished run the others wanted a card
     promised: int | None
     started: datetime | None
     age_s: float | None  # since it was started first
@@ -85,13 +86,16 @@ def _line(store: Store, run: str, row: Mapping[str, Any], now: datetime) -> RunL
     final = {r["cell"] for r in store.read("cells", run).to_pylist() if r["final"]}
     started, wall_s = row.get("started_utc"), row.get("wall_s")
     age_s = None if started is None else (now - started).total_seconds()
-    over = stands.startswith(RUNNING) or stands == "finished"
+    over = stands.startswith(RUNNING) or (stands == "finished" and len(final) >= (row.get("cells") or 0))
     return RunLine(run, stands, row.get("exit_code"), len(final), row.get("cells"), started, age_s, wall_s,
-                   None if over else resumption(row.get("command") or ["farm", "matrix", "CONFIG"], run))
+                   None if over else resumption(row.get("command") or ["farm", "matrix", "CONFIG"], run, store.root))
 
 
-def resumption(command: Sequence[str], run: str) -> str:
-    """The command line that goes on with a run, from the one that it was started or last resumed with."""
+def resumption(command: Sequence[str], run: str, root: str) -> str:
+    """The command line that goes on with a run, from the one that it was started or last resumed with.
+
+    It names the results' `root` where that is not the default here: the run may have had another environment.
+    """
     words, kept = list(command), []
     words[:1] = [words[0]] if words[0].endswith("matrix.py") else ["farm"]
     rest = iter(words)
@@ -100,4 +104,6 @@ def resumption(command: Sequence[str], run: str) -> str:
             next(rest, None)
         elif not word.startswith("--resume=") and word != "--take-over":
             kept.append(word)
+    named = any(word.partition("=")[0] == "--results" for word in kept)
+    kept += [] if named or root == default_results() else ["--results", root]
     return shlex.join([*kept, "--resume", run])

@@ -121,6 +121,7 @@ _OWN: dict[str, list[pa.Field]] = {
         pa.field("wall_s", pa.float64()), pa.field("vllm_s", pa.float64()), pa.field("cells", pa.int32()),
         pa.field("campaign", pa.string()),  # valid, or why its verdicts are no evidence; null: no controls were asked for
         pa.field("process", pa.string()),  # that writes this run, see farm.drivers
+        pa.field("estimate_s", pa.float64()),  # from the first cell's start to the last one's end, see farm.estimate
         pa.field("plan", pa.string()),  # JSON: what was promised, cell by cell, see farm.promised
     ],
     "cells": [
@@ -128,6 +129,7 @@ _OWN: dict[str, list[pa.Field]] = {
         pa.field("unproven", pa.list_(pa.string())), pa.field("arms", pa.list_(_ARM)),
         pa.field("options", pa.string()), pa.field("expect", pa.string()),
         pa.field("wall_s", pa.float64()), pa.field("vllm_s", pa.float64()), pa.field("spans", pa.list_(_SPAN)),
+        pa.field("waited_s", pa.float64()),  # for its card's lock, before it started
         pa.field("final", pa.bool_()), pa.field("control", pa.string()),  # the reason that a control must end with
     ],
     "boots": [pa.field("ok", pa.bool_()), pa.field("log_tail", pa.string()), pa.field("gaps", pa.list_(pa.string())),

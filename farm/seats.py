@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from farm.bench import Card
+from farm.hostmemory import Host
 from farm.nodes import Node, NodeWatch
 from farm.records import Reason, utc_now
 from farm.worker import Seat
@@ -45,6 +46,7 @@ class Desk:
     node: Node
     actor: Any
     card: Card
+    host: Host
     asked_at: float
     asked: Any = None  # the open question whether it lives
     stream: Any = None
@@ -192,8 +194,8 @@ class Seats:
     def _open(self, seat: Seat, node: Node, was: Card | None = None, tries: int = 1) -> None:
         actor = self._hire(seat, node)
         actor.tether.remote()
-        self._openings.append(_Opening(seat, node, actor, [actor.card.remote(), actor.standing.remote()], self._clock(),
-                                       tries, was))
+        self._openings.append(_Opening(seat, node, actor, [actor.card.remote(), actor.standing.remote(), actor.room.remote()],
+                                       self._clock(), tries, was))
 
     def _reply(self, opening: _Opening, came: bool) -> Iterator[Event]:
         if not came:
@@ -201,7 +203,7 @@ class Seats:
                 yield self._give_up(opening, f"its actor did not start within {self._patience.start_s:.0f} s")
             return
         try:
-            card, standing = ray.get(opening.replies, timeout=self._patience.fetch_s)
+            card, standing, room = ray.get(opening.replies, timeout=self._patience.fetch_s)
         except RayError as error:
             if opening.tries < OPENINGS and isinstance(error, RayActorError):
                 self._give_up(opening, "")
@@ -215,7 +217,8 @@ class Seats:
                                          "one machine? Give each its own GPUs, and FARM_NODE its own name")
             return
         self._openings.remove(opening)
-        desk = Desk(opening.seat, opening.node, opening.actor, card, self._clock())
+        host = Host(opening.node.id, opening.node.object_store_bytes, room)
+        desk = Desk(opening.seat, opening.node, opening.actor, card, host, self._clock())
         self.desks.append(desk)
         if opening.was is not None and opening.was.uuid != card.uuid:
             yield Closed(opening.seat, opening.node, opening.was, "its seat came back with another card")

@@ -23,6 +23,8 @@ from pathlib import Path
 MARK = "FARM_LIFELINE"  # environment variable: every process of one tree carries the same value
 RUN_MARK, CELL_MARK = "FARM_RUN", "FARM_CELL"  # set by the caller; the supervisor carries them too
 GRACE_S = 3.0  # from TERM to KILL where the caller gave no other
+CROWD, CROWD_PER_CORE = 2048, 32  # threads among them, where the kernel counts: pools of a server have one for each core
+LOOK_S = 0.2  # how often a sandbox is asked how many processes it holds; that takes 0.1 ms
 STUBBORN_S = 10.0  # after KILL, how long to wait for the kernel before a process counts as left
 REGIONS = "/dev/shm/vllm_offload_"  # vLLM's memory for offloaded blocks: a file of its own per engine
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # linux/prctl.h
@@ -88,6 +90,11 @@ def line_of(pid: int) -> list[tuple[int, int]]:
     return found
 
 
+def crowd() -> int:
+    """How many processes a sandbox may hold on this machine."""
+    return CROWD + CROWD_PER_CORE * (os.cpu_count() or 1)
+
+
 def regions(pids: Sequence[int]) -> set[str]:
     """Files of offloaded blocks that these processes have mapped, and that are still there under their names."""
     found = set()
@@ -141,6 +148,8 @@ class _Supervisor:
         self.channel = channel
         self.child = 0
         self.wrapped = False
+        self.most: int | None = None  # processes below the child
+        self.stdout = os.devnull
         self.ending = False
         self.kill_at = float("inf")
         self.buffer = b""
@@ -168,6 +177,7 @@ class _Supervisor:
 
     def start(self, order: dict, libc: ctypes.CDLL) -> None:
         self.wrapped, self.record, self.life = order["wrapped"], order["record"], order["life"]
+        self.most, self.stdout = order["most"], order["stdout"]
         self.write(supervisor=[os.getpid(), started(os.getpid())])
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(order["stdout"], "ab"))
@@ -206,6 +216,15 @@ class _Supervisor:
                 self.regions |= regions(below)
             signal_all(below, signal.SIGTERM)
 
+    def disperse(self) -> None:
+        """End a child that holds more processes than it may: the kernel does not count root's, nor those of no namespace."""
+        if self.most is None or len(os.listdir("/proc")) <= self.most or len(descendants(self.child)) <= self.most:
+            return
+        signal_all([self.child], signal.SIGKILL)  # and the kernel ends all that is in the sandbox with its first process
+        with contextlib.suppress(OSError), open(self.stdout, "a") as out:
+            out.write(f"farm: ended with all its processes, which were more than {self.most}\n")
+        self.end(0.0)
+
     def hear(self) -> bool:
         """Read the caller's orders.  False: it is gone."""
         try:
@@ -237,7 +256,9 @@ class _Supervisor:
                     return
                 if now >= self.kill_at:
                     signal_all(alive, signal.SIGKILL)
-            ready, _, _ = select.select(sources, [], [], 0.02 if self.ending else None)
+            else:
+                self.disperse()
+            ready, _, _ = select.select(sources, [], [], 0.02 if self.ending else LOOK_S if self.most else None)
             if wakeup in ready:
                 wakeup.recv(4096)
             if self.channel in ready and not self.hear():

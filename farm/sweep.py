@@ -21,14 +21,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from farm import folders
-from farm.supervisor import GRACE_S, MARK, REGIONS, STUBBORN_S, parents, regions, remove_regions, started
+from farm.processid import ProcessId
+from farm.supervisor import GRACE_S, MARK, REGIONS, STUBBORN_S, parents, regions, remove_regions, started, world
 
-NAMED = 4  # folders that one sentence names
+_TOLD = ".told"  # end of the name of a note, among the records, of who told a run what was left alone
 Process = tuple[int, int]  # id, start time in clock ticks since the machine's boot
 
 
@@ -60,12 +61,12 @@ class Life:
     @property
     def over(self) -> bool:
         """Whether who started it is gone, so that nobody but us can come back for what is left."""
-        return bool(self.owners) and folders.Owner(self.world, *self.owners[0]).gone
+        return bool(self.owners) and ProcessId(self.world, *self.owners[0]).gone
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep did and what it left alone, a sentence each."""
+    """What a sweep did and what it left alone, a sentence each, but one alone for folders that are alike."""
 
     ended: tuple[str, ...] = ()
     untouched: tuple[str, ...] = ()
@@ -94,10 +95,29 @@ def sweep(state: Path, temporary: Iterable[str | Path] | None = None) -> Swept:
     for life in filter(None, map(Life.read, sorted(records(state).glob("*.json")))):
         if life.over:
             _end(life, ended, untouched)
+    for note in records(state).glob(f"*{_TOLD}"):
+        if (teller := folders.written_by(note)) is not None and teller.gone:
+            note.unlink(missing_ok=True)
     _name_regions(untouched)
     for place in dict.fromkeys(map(str, temporary or (tempfile.gettempdir(), "/tmp"))):
         _clear(Path(place), ended, untouched)
     return Swept(tuple(ended), tuple(untouched))
+
+
+def first_to_tell(state: Path, run: str) -> bool:
+    """Whether no process of this run that is still there has told yet what was left alone on this host; the caller now has.
+
+    What an actor ended itself it tells itself; what all of them see, one tells.  Raises OSError.
+    """
+    folder = records(state)
+    with tempfile.NamedTemporaryFile("w", prefix=".new-", dir=folder, encoding="utf-8") as note:
+        json.dump(asdict(ProcessId.here()), note)
+        note.flush()
+        try:
+            os.link(note.name, folder / f"{run}{_TOLD}")  # whole at once: whoever sweeps meanwhile reads it
+        except FileExistsError:
+            return False
+    return True
 
 
 def _end(life: Life, ended: list[str], untouched: list[str]) -> None:
@@ -152,7 +172,7 @@ def of_life(life: Life) -> list[Process]:
 
 
 def _here(life: Life) -> bool:
-    return folders.Owner.here().world == life.world
+    return world() == life.world
 
 
 def _carries(pid: int, wanted: bytes) -> bool:
@@ -188,7 +208,7 @@ def _name_regions(untouched: list[str]) -> None:
     if not found:
         return
     mapped = regions(list(parents()))
-    for path in found:
+    for path in found:  # each by its name: they are few, and large, and somebody must look at each
         with suppress(FileNotFoundError):
             there = os.lstat(path)
             state = "in use" if path in mapped else f"mapped by no process that user {_user(os.getuid())} can see"
@@ -209,13 +229,13 @@ def _clear(place: Path, ended: list[str], untouched: list[str]) -> None:
         if there.st_uid != os.getuid():
             strangers.setdefault(f"of user {_user(there.st_uid)}", []).append(folder)
         elif owner is None:
-            strangers.setdefault("without a note of its owner", []).append(folder)
+            strangers.setdefault("without a note of whose they are", []).append(folder)
         elif owner.gone:
             shutil.rmtree(folder, ignore_errors=True)
             ended.append(f"removed {folder} of process {owner.pid}, which is gone")
     for whose, found in strangers.items():
-        names = ", ".join(map(str, found[:NAMED])) + (", …" if len(found) > NAMED else "")
-        untouched.append(f"{len(found)} folder{'s' * (len(found) > 1)} {whose}: left alone ({names})")
+        what = f"{found[0]} and {len(found) - 1} more folders" if len(found) > 1 else f"{found[0]}, a folder"
+        untouched.append(f"{what} {whose}: left alone")
 
 
 def _user(uid: int) -> str:

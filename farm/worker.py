@@ -13,17 +13,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farm import campaign, cards, sweep
+from farm import campaign, cards, hostmemory, sweep
 from farm.bench import Card
 from farm.cardprobe import CardProbe, RealCard
 from farm.childenv import child_environment
 from farm.errors import FarmError, InvalidMeasurement
 from farm.evidence import Evidence, Policy, RunInfo, Span
 from farm.health import Interpreter, own_interpreter
+from farm.isolation import Sandbox
 from farm.keeper import Keeper
 from farm.lifeline import CELL_MARK, RUN_MARK
 from farm.livebench import LiveBench, Workshop
@@ -31,7 +32,7 @@ from farm.pins import Pin
 from farm.places import default_cache, host_state
 from farm.plan import Cell
 from farm.quarantine import Quarantine
-from farm.records import Outcome, Reason, Tagged, Verdict, utc_now
+from farm.records import Outcome, Reason, Tagged, Verdict
 
 TETHER_S = 0.5
 
@@ -76,11 +77,12 @@ class Worker:
     """One card.  Pins, trees, models and logs are in the node's own FARM_CACHE, else in `cache`, the driver's."""
 
     def __init__(self, seat: Seat, info: RunInfo, cache: str | None, policy: Policy = Policy()) -> None:
-        self._card = cards.visible_gpu() if seat.kind == "cuda" else cards.cpu_slot(seat.index, seat.of)
+        card = cards.visible_gpu() if seat.kind == "cuda" else cards.cpu_slot(seat.index, seat.of)
+        self._card = replace(card, unsafe=_unsafe(policy))
         self._info = info
         self._workshop = Workshop.at(Path(cache) if cache and not os.environ.get("FARM_CACHE") else default_cache())
         self._policy, state = policy, host_state()
-        self._untold = [*(swept := sweep.sweep(state)).ended, *swept.untouched]
+        self._state, self._swept = state, sweep.sweep(state)
         self._keeper = Keeper(self._asked(self._card), state, policy, info.run)
 
     def card(self) -> Card:
@@ -89,6 +91,10 @@ class Worker:
     def standing(self) -> Quarantine | None:
         """The quarantine that the card is in, whoever imposed it on this host."""
         return self._keeper.standing()
+
+    def room(self) -> hostmemory.Room:
+        """What memory this machine has, now."""
+        return hostmemory.room()
 
     def tether(self) -> None:
         """Let this process end when the one that started it does: an actor outlives its raylet otherwise, card and all."""
@@ -124,8 +130,8 @@ class Worker:
             "card": self._card.uuid, "card_name": self._card.name, "host": self._card.host})
         spans: list[Span] = []
         quarantine: Quarantine | None = None
-        while self._untold:
-            events.put(Progress(self._untold.pop(0)))
+        for text in self._untold():
+            events.put(Progress(text))
 
         def measured() -> Outcome:
             return self._measure(cell, evidence, spans, events)
@@ -133,7 +139,7 @@ class Worker:
         def alone() -> Outcome:
             nonlocal quarantine
             with self._keeper.held(cell.id, lambda text: events.put(Progress(text))):
-                evidence.started = utc_now()  # an attempt takes time from when it has its card
+                evidence.begin()  # an attempt takes time from when it has its card
                 if (quarantine := self._keeper.standing()) is not None:  # imposed by another run of this host meanwhile
                     raise FarmError(f"{self._card.name} is {quarantine}; see farm cards", reason=Reason.CARD_UNHEALTHY)
                 judged = self._keeper.judged(_ended(measured, events), cell.id)
@@ -141,9 +147,20 @@ class Worker:
                 return judged.outcome
 
         outcome = _ended(alone if _needs_card(cell) else measured, events)
+        if _needs_card(cell) and evidence.waited_s is None:  # it never had it
+            evidence.begin()
         if cell.control is not None:
             outcome = campaign.controlled(outcome, cell.control)
         events.put(Ended(outcome, evidence.cell_row(outcome, spans, final=True), quarantine))
+
+    def _untold(self) -> tuple[str, ...]:
+        """What the sweep at the start says, told once: by each actor what it ended, by one of a host what is left alone."""
+        swept, self._swept = self._swept, sweep.Swept()
+        try:
+            first = bool(swept.untouched) and sweep.first_to_tell(self._state, self._info.run)
+        except OSError:  # a full disk: rather twice than never
+            first = True
+        return (*swept.ended, *(swept.untouched if first else ()))
 
     def _measure(self, cell: Cell, evidence: Evidence, spans: list[Span],
                  events: queue.SimpleQueue[Streamed]) -> Outcome:
@@ -190,6 +207,17 @@ class Worker:
 def _needs_card(cell: Cell) -> bool:
     """A cell without arms starts nothing on a card, and need not wait for one."""
     return bool(cell.arms) or cell.needs.own_card
+
+
+def _unsafe(policy: Policy) -> str | None:
+    """Why this machine can make no sandbox, where the matrix asks for them: no cell that needs one is sent here."""
+    if policy.isolation == "none":
+        return None
+    try:
+        Sandbox.find()
+    except FarmError as error:
+        return str(error)
+    return None
 
 
 def _ended(measure: Callable[[], Outcome], events: queue.SimpleQueue[Streamed]) -> Outcome:

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from farm.cardlock import GLANCE_S, CardLock, Held, Holder, duration
-from farm.folders import Owner
 from farm.hostfile import open_shared
+from farm.processid import ProcessId
 
 CARD = "GPU-1"
 
@@ -30,7 +30,7 @@ def test_a_holder_is_named_while_it_holds_and_not_afterwards(lock):
     assert lock.holder() is None
     with lock.held("run-1", "cell-1", wait_s=0, waiting=nobody):
         holder = lock.holder()
-        assert (holder.run, holder.cell, holder.process) == ("run-1", "cell-1", Owner.here())
+        assert (holder.run, holder.cell, holder.process) == ("run-1", "cell-1", ProcessId.here())
         assert holder.age_s() < 60
         assert f"process {os.getpid()}, run run-1, cell cell-1, for " in str(holder)
     assert lock.holder() is None
@@ -89,7 +89,7 @@ def test_a_record_without_a_living_process_names_nobody(lock, record):
         child = subprocess.Popen([sys.executable, "-c", ""])
         child.wait()
         pid, began = (child.pid, 1) if record == "dead" else (os.getpid(), 1)
-        owner = {"world": Owner.here().world, "pid": pid, "started": began}
+        owner = {"world": ProcessId.here().world, "pid": pid, "started": began}
         record = json.dumps({"user": "anna", "process": owner, "run": "r", "cell": "c", "since": "2026-12-01T00:00:00+00:00"})
     lock.path.write_text(record)
     assert lock.holder() is None
@@ -103,7 +103,7 @@ def test_a_record_without_a_living_process_names_nobody(lock, record):
 
 
 def test_a_record_of_another_container_counts_by_its_lock(lock):
-    here = Owner.here()
+    here = ProcessId.here()
     boot = here.world.split(" ")[0]
     record = {"user": "anna", "process": {"world": f"{boot} pid:[1]", "pid": 2**22 + 1, "started": 5}, "run": "r", "cell": "c",
               "since": "2026-12-01T00:00:00+00:00"}

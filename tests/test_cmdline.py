@@ -2,7 +2,7 @@
 
 import pytest
 
-from farm.cmdline import ignored, is_server
+from farm.cmdline import ignored, is_server, values
 
 SERVE = ("/v/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "/m")
 
@@ -53,3 +53,15 @@ def test_which_command_line_is_a_servers(line, yes):
 )
 def test_arguments_that_were_asked_for_and_ignored(wanted, said, missing):
     assert ignored(wanted, (*SERVE, *said)) == missing
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    (["--kv-offloading-size=4"], ("4",)),
+    (["--kv_offloading_size", "4", "--x"], ("4",)),
+    (["--kv-offloading-size=4", "--kv-offloading-size=5"], ("5",)),
+    (["--kv-offloading-size=4", "--no-kv-offloading-size"], None),
+    (["--kv-offloading-size"], ()),
+    (["--kv-offloading-size-more=4"], None),
+], ids=["equals", "underscores", "the-last", "negated", "without-a-value", "another"])
+def test_what_follows_the_last_use_of_a_flag(words, found):
+    assert values((*SERVE, *words), "--kv-offloading-size") == found

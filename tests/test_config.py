@@ -117,6 +117,18 @@ def test_the_length_that_a_launcher_must_serve_is_expected_of_it(project):
         config.load(write(project, MATRIX.replace("prompts: [100]", "prompts: [1020]")))
 
 
+def test_a_start_script_is_refused_where_servers_have_no_network(project):
+    (project / "configs/profiles/tiny.yaml").write_text(LAUNCHED)
+    sandboxed = MATRIX.replace("name: demo", "name: demo\nisolation: bwrap")
+    file = write(project, sandboxed)
+    with pytest.raises(UsageError, match=r"'tiny' has a launcher \(start.sh\).*a profile with args.*isolation: none") as caught:
+        config.load(file)
+    assert (caught.value.file, caught.value.line) == (file, 6)
+    assert config.load(file, only=("replay",)).cells  # which serves nothing
+    (project / "configs/profiles/tiny.yaml").write_text(PROFILE)
+    assert config.load(file).matrix.isolation == "bwrap"
+
+
 def test_the_series_beside_the_matrix_wins_over_the_working_directorys(project, tmp_path_factory, monkeypatch):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "patches").mkdir()

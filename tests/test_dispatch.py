@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -12,9 +13,9 @@ import psutil
 import pytest
 import ray
 
-from farm import dispatch, worker
+from farm import dispatch, promised, resumption, worker
 from farm.bench import Needs
-from farm.config import PinConfig
+from farm.config import PROJECT, PinConfig
 from farm.errors import FarmError
 from farm.evidence import RunInfo
 from farm.plan import Cell, PinSpec
@@ -162,6 +163,19 @@ def test_an_actor_that_is_killed_is_an_error_and_its_seat_goes_on(run):
     assert ("cell-0", 2) in kept
 
 
+def test_the_verb_keeps_rays_pages_about_the_dead_off_the_terminal(tmp_path):
+    script = ("import sys; from farm import cli; sys.argv = ['matrix.py', 'nowhere.yaml']\n"
+              "try: cli.matrix_entry()\n"
+              "except SystemExit: from ray._private.ray_logging import stdout_deduplicator as printed\n"
+              "for words in sys.stdin: print(printed.deduplicate({'pid': 'raylet', 'lines': [words]})[0]['lines'])")
+    said = ("Raylet is terminated. Termination is unexpected. [state-dump]\nThe node x has been marked dead because the "
+            "detector has missed too many heartbeats\n"
+            "A worker died or was killed while executing a task by\n1 Workers killed due to memory pressure\n")
+    done = subprocess.run([sys.executable, "-c", script], input=said, capture_output=True, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(PROJECT)}, check=False)
+    assert done.stdout.splitlines()[-4:] == ["[]", "[]", "[]", "['1 Workers killed due to memory pressure\\n']"], done
+
+
 def test_attempts_have_an_end(run):
     outcomes, rows, _, _ = run([["die", "die", "die"]], attempts=3)
     assert (outcomes["cell-0"].verdict, outcomes["cell-0"].reason) == (Verdict.ERROR, Reason.ACTOR_DIED)
@@ -250,6 +264,19 @@ def test_without_a_card_left_the_end_names_the_quarantine(run, monkeypatch, kind
     assert f"in quarantine until {(utc_now() + timedelta(hours=1)):%F}" in outcomes["cell-0"].detail
     assert cards(store)[-1] == ("quarantined", reason)
     assert [r["attempt"] for r in rows] == attempts
+
+
+def test_cells_that_found_no_card_are_run_by_a_resume(run, monkeypatch):
+    monkeypatch.setattr(dispatch, "Worker", Quarantined)
+    _, rows, heard, store = run([["pass"], ["pass"]], slots=1)
+    assert [(r["reason"], r["final"]) for r in rows] == [("no-card", False)] * 2
+    assert len(heard.ends) == 2  # of this run they are the end all the same
+    monkeypatch.setattr(dispatch, "Worker", Bare)  # the card is well again
+    begun = resumption.resumed(store, "run-1", promised.promise([], (), {}), None)
+    assert begun.done == {}
+    outcomes, rows, _, _ = run([["pass"], ["pass"]], slots=1)
+    assert {o.verdict for o in outcomes.values()} == {Verdict.PASS}
+    assert [(r["attempt"], r["verdict"], r["final"]) for r in rows] == [(1, "ERROR", False), (2, "PASS", True)] * 2
 
 
 def test_a_quarantine_that_ends_while_the_run_lasts_brings_the_card_back(run, monkeypatch):

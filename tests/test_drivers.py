@@ -13,6 +13,7 @@ from farm.dataset import Dataset
 from farm.drivers import Driver, Standing, driving, standing
 from farm.errors import ResultsUnwritable, UsageError
 from farm.store import Store
+from farm.supervisor import started
 
 RUN = "r1"
 HOLD = "import sys; from farm.drivers import driving; from farm.store import Store\n" \
@@ -42,8 +43,7 @@ def test_what_can_be_known_of_a_driver(change, stands):
 def test_a_driver_that_has_ended_is_dead_also_before_its_parent_has_noticed():
     assert ended().standing is Standing.DEAD
     zombie = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    seen = drivers._process(zombie.pid)
-    driver = dataclasses.replace(Driver.here(), pid=zombie.pid, started=seen[1])
+    driver = dataclasses.replace(Driver.here(), pid=zombie.pid, started=started(zombie.pid))
     assert driver.standing is Standing.ALIVE
     zombie.kill()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)

@@ -1,13 +1,17 @@
 """Files that all users of a host share: their modes, and how they are opened."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from farm import places
 from farm.errors import FarmError, UsageError
-from farm.hostfile import is_at, open_shared, open_to_read, told
+from farm.hostfile import is_at, lock, open_shared, open_to_read, told
 
 
 def mode(path):
@@ -54,6 +58,21 @@ def test_a_symbolic_link_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic links"):
         open_shared(tmp_path / "a.lock")
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+LOCKS = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+
+
+def test_a_lock_is_waited_for_as_long_as_one_likes_and_freed_by_its_holders_death(tmp_path):
+    fd = open_shared(tmp_path / "a.lock")
+    with subprocess.Popen([sys.executable, "-c", LOCKS, tmp_path / "a.lock"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        assert not lock(fd, 0.0) and not lock(fd, 0.1)
+        threading.Timer(0.3, holder.kill).start()
+        assert lock(fd, 30.0)
+        assert holder.wait() == -signal.SIGKILL  # and not before
+    os.close(fd)
 
 
 # --- the folder ------------------------------------------------------------------------------

@@ -88,3 +88,25 @@ def test_a_process_leaves_with_130_and_says_why():
                           env=os.environ)
     assert done.returncode == 130, done.stderr
     assert "interrupted twice" in done.stderr and "farm runs" in done.stderr
+
+
+AT_THE_END = """
+import os, signal, sys
+from farm.interrupts import deaf_at_the_end
+signal.signal({number}, signal.default_int_handler)
+{call}
+class Late:  # its end comes when Python has put the default handlers back
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {number})
+sys.late = Late()
+sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
+def test_a_signal_that_comes_while_python_ends_does_not_replace_the_exit_code(number):
+    def code(call):
+        return subprocess.run([sys.executable, "-c", AT_THE_END.format(call=call, number=int(number))], check=False).returncode
+
+    assert code("deaf_at_the_end()") == 130
+    assert code("") == -number  # what happens without it

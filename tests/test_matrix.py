@@ -13,10 +13,12 @@ from fake_wheels import write_wheel
 from rich.console import Console
 
 from farm import campaign, config, dispatch, gnupatch, matrix
+from farm.bench import Card, Needs
 from farm.drivers import Driver
 from farm.errors import ResultsUnwritable
 from farm.evidence import Evidence, RunInfo
 from farm.records import Outcome, Reason, Verdict
+from farm.scheduler import Scheduler, Task
 from farm.store import Store
 
 MATRIX = """\
@@ -186,6 +188,16 @@ def test_a_resumed_run_keeps_its_beginning_and_adds_its_time(run, project):
     assert row["wall_s"] > first["wall_s"]
 
 
+@pytest.mark.parametrize(("reason", "told"), [(Reason.NO_CARD, True), (Reason.FARM_ERROR, False)], ids=lambda r: str(r))
+def test_cells_that_found_no_card_are_told_with_the_command_that_runs_them(run, project, reason, told):
+    error = Outcome(Verdict.ERROR, reason, "so it was")
+    code, printed = run(play=lambda cells: {c.id: error for c in cells})
+    (row,) = Store.at(str(project / "results")).read("runs").to_pylist()
+    words = "found no card that can be used, and have no final verdict. When one is there, go on with: "
+    assert code == 2
+    assert (words in printed and f"--resume {row['run']}" in printed) is told
+
+
 @pytest.mark.parametrize("end", [RuntimeError("surprise"), SystemExit(15)], ids=["fault", "ray-sigterm"])
 def test_whatever_ends_a_run_its_row_is_closed(run, project, end):
     def stop(cells):
@@ -205,6 +217,12 @@ def test_a_cluster_that_does_not_answer_is_bad_usage_at_once(run, monkeypatch):
     code, printed = run()
     assert (code, run.asked) == (3, [])
     assert "no Ray cluster answers at 127.0.0.1:1" in printed
+
+
+def test_to_take_over_no_run_is_bad_usage_at_once(run):
+    code, printed = run(take_over=True)
+    assert (code, run.asked) == (3, [])
+    assert "--take-over goes with --resume RUN" in printed
 
 
 def test_a_cache_that_cannot_be_made(run, project, monkeypatch):
@@ -400,6 +418,37 @@ def campaigned(run, project, monkeypatch):
 def test_a_campaign_stands_with_its_controls(campaigned, reasons, only, code, says):
     ended_with, printed = campaigned(only, **reasons)
     assert (ended_with, says in printed) == (code, True), printed
+
+
+@pytest.mark.parametrize(("took", "says", "estimate_s"), [
+    ({}, "no estimate for 2 cells on 2 cards: no run in this results root has measured any of them", None),
+    ({"replay": 8.0, "prefill": 20.0}, "estimate: 20 s for 2 cells on 2 cards (28 s one after another: 1.40 times as fast)",
+     20.0),
+    ({"prefill": 20.0}, "estimate: at least 20 s for 2 cells on 2 cards", None),
+], ids=["first-run", "estimated", "half-known"])
+def test_the_schedule_is_foreseen_by_what_earlier_runs_took(run, project, monkeypatch, took, says, estimate_s):
+    """A cell of the same job and profile will do; the first run of the root is by hand."""
+    store = Store.open(project / "results")
+    for job, wall_s in took.items():
+        spec = next(c for c in matrix.preflight(config.load(project / "configs/matrix/m.yaml"), lambda text: None).cells
+                    if c.job.name == job)
+        row = Evidence(RunInfo("by-hand", None, None), spec, 1).cell_row(
+            Outcome(Verdict.PASS, Reason.AS_EXPECTED, "played"), final=True)
+        store.commit("by-hand", spec.id, 1, {"cells": [row | {"wall_s": wall_s}]})
+
+    def run_cells(cells, info, store, watcher, *, foresee, **_):
+        schedule = Scheduler([Task(cell.id, Needs()) for cell in cells], 1)
+        for name in ("a", "b"):
+            schedule.add_card(Card(name, name, "cpu", "h"))
+        foresee(schedule)
+        return {}
+
+    monkeypatch.setattr(dispatch, "attached", lambda address: _nothing())
+    monkeypatch.setattr(dispatch, "run_cells", run_cells)
+    out = io.StringIO()
+    matrix.main(matrix.Request(project / "configs/matrix/m.yaml", (), str(project / "results")), Console(file=out, width=200))
+    assert says in out.getvalue()
+    assert [r["estimate_s"] for r in store.read("runs").to_pylist()] == [estimate_s]
 
 
 def test_a_broken_series_may_end_its_own_cells_alone(run, project):

@@ -16,7 +16,8 @@ NOW = datetime(2026, 12, 2, 8, 0, tzinfo=timezone.utc)
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("FARM_RESULTS", str(tmp_path / "results"))
     return Store.open(tmp_path / "results")
 
 
@@ -46,12 +47,18 @@ HERE = Driver.here()
     pytest.param("running", None, "interrupted", True, id="of-an-older-farm"),
     pytest.param("interrupted", HERE, "interrupted", True, id="interrupted"),
     pytest.param("failed", HERE, "failed", True, id="failed"),
-    pytest.param("finished", HERE, "finished", False, id="finished"),
+    pytest.param("finished", HERE, "finished", True, id="finished-and-cells-wanted-a-card"),
 ])
 def test_how_a_run_stands(store, status, driver, stands, goes_on):
-    write(store, "r", status, driver=driver)
+    write(store, "r", status, driver=driver, done=1, again=2)
     (line,) = runs.lines(store, NOW)
     assert (line.status, line.go_on is not None) == (stands, goes_on)
+
+
+def test_a_run_that_has_all_it_promised_does_not_go_on(store):
+    write(store, "r", "finished", done=3)
+    (line,) = runs.lines(store, NOW)
+    assert (line.status, line.cells, line.go_on) == ("finished", "3 of 3", None)
 
 
 def test_cells_are_done_when_an_attempt_is_final(store):
@@ -77,7 +84,14 @@ def test_a_run_whose_row_is_damaged_is_listed_by_its_cells(store, tmp_path):
     (["farm", "matrix", "--resume=r", "m.yaml"], "farm matrix m.yaml --resume r"),
 ])
 def test_the_command_that_goes_on(command, goes_on):
-    assert runs.resumption(command, "r") == goes_on
+    assert runs.resumption(command, "r", runs.default_results()) == goes_on
+
+
+def test_the_command_that_goes_on_names_results_that_are_not_the_default_here(monkeypatch):
+    monkeypatch.setenv("FARM_RESULTS", "/of/another")
+    command = ["farm", "matrix", "m.yaml"]
+    assert runs.resumption(command, "r", "/of/this run") == "farm matrix m.yaml --results '/of/this run' --resume r"
+    assert runs.resumption([*command, "--results=/x"], "r", "/of/this run") == "farm matrix m.yaml --results=/x --resume r"
 
 
 def printed(store, width=80, terminal=True):

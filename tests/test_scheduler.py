@@ -1,6 +1,7 @@
 """The scheduler as a table of what can happen; and a simulation at the size of a large room."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -76,7 +77,7 @@ LEFT = Gone("RTX 4090 abc", "node b died")
 def test_cells_that_no_card_ever_could_run_are_skipped_with_every_reason_once():
     made = scheduler(Needs(cuda=True, min_capability=(9, 0)), Needs(), cards=(AMPERE, ADA, CPU))
     assert made.unplaced() == [Unplaced(
-        "c0", 1, Verdict.SKIP,
+        "c0", 1, Verdict.SKIP, Reason.NEEDS_UNMET,
         "needs a CUDA card; needs compute capability 9.0, RTX 3090 has 8.6; needs compute capability 9.0, RTX 4090 has 8.9")]
     assert made.unplaced() == [] and not made.done
 
@@ -108,8 +109,27 @@ def test_a_card_that_never_answered_may_have_been_the_one(cuda, verdicts):
 
 def test_without_any_card_cells_end_as_errors():
     made = scheduler(Needs(cuda=True), cards=())
-    assert made.unplaced() == [Unplaced("c0", 1, Verdict.ERROR, "no card is left that can run it: there was none")]
+    assert made.unplaced() == [
+        Unplaced("c0", 1, Verdict.ERROR, Reason.NO_CARD, "no card is left that can run it: there was none")]
     assert made.done
+
+
+BARE = replace(CPU, uuid="CPU-1", host="b", unsafe="bubblewrap is not installed on b")
+
+
+def test_a_machine_without_a_sandbox_runs_only_what_needs_none():
+    made = scheduler(Needs(sandbox=True), Needs(), Needs(sandbox=True), cards=(BARE, CPU))
+    assert made.next(BARE.uuid).cell == "c1" and made.next(BARE.uuid) is None
+    assert made.unplaced() == []
+    assert made.next(CPU.uuid).cell == "c0" and made.next(CPU.uuid).cell == "c2"
+
+
+def test_where_no_machine_can_make_a_sandbox_cells_end_as_errors_that_say_what_to_do():
+    made = scheduler(Needs(sandbox=True), Needs(sandbox=True, cuda=True), Needs(), cards=(BARE,))
+    assert made.unplaced() == [
+        Unplaced("c0", 1, Verdict.ERROR, Reason.ISOLATION_MISSING, "cpu slot 1/1: bubblewrap is not installed on b"),
+        Unplaced("c1", 1, Verdict.SKIP, Reason.NEEDS_UNMET, "bubblewrap is not installed on b")]
+    assert made.next(BARE.uuid).cell == "c2"
 
 
 @pytest.mark.parametrize(

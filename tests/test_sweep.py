@@ -13,6 +13,7 @@ import pytest
 
 from farm import folders, lifeline, sweep
 from farm.lifeline import carrying
+from farm.processid import ProcessId
 from farm.supervisor import started, world
 
 PROJECT = Path(lifeline.__file__).parent.parent
@@ -298,12 +299,35 @@ def test_a_folder_of_another_user_is_named(state, empty):
     folder.mkdir()
     (folder / folders.NOTE).write_text(json.dumps({"world": world(), "pid": 1 << 22, "started": 1}))
     os.chown(folder, 65534, 65534)
-    assert f"1 folder of user nobody: left alone ({folder})" in sweep.sweep(state, empty).untouched
+    assert f"{folder}, a folder of user nobody: left alone" in sweep.sweep(state, empty).untouched
     assert folder.exists()
+
+
+def test_many_folders_alike_are_one_sentence_with_an_example(state, empty):
+    for n in range(34):
+        (empty[0] / f"farm-{n:02}").mkdir()
+    said = [line for line in sweep.sweep(state, empty).untouched if str(empty[0]) in line]
+    assert said == [f"{empty[0]}/farm-00 and 33 more folders without a note of whose they are: left alone"]
+
+
+def test_one_process_of_a_run_and_host_tells_what_all_see(state, empty):
+    code = ("import sys; from pathlib import Path; from farm import sweep\n"
+            f"print(sweep.first_to_tell(Path({str(state)!r}), 'run-t'), flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == "True\n"
+        sweep.sweep(state, empty)
+        assert not sweep.first_to_tell(state, "run-t")
+        assert sweep.first_to_tell(state, "run-u")
+        first.stdin.close()
+    assert not sweep.first_to_tell(state, "run-t")
+    sweep.sweep(state, empty)  # whoever told is gone: an actor that starts in its place tells again
+    assert sweep.first_to_tell(state, "run-t") and not sweep.first_to_tell(state, "run-u")
+    assert sorted(p.name for p in sweep.records(state).iterdir()) == ["run-t.told", "run-u.told"]
 
 
 def test_a_private_folder_is_ours_while_it_lasts(empty):
     with folders.private(empty[0]) as folder:
         assert folder.stat().st_mode & 0o077 == 0
-        assert folders.owner(folder) == folders.Owner.here() and not folders.owner(folder).gone
+        assert folders.owner(folder) == ProcessId.here() and not folders.owner(folder).gone
     assert not folder.exists()

@@ -1,5 +1,8 @@
 """The border of a cell: whatever a job does, the stream ends with exactly one outcome."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +103,18 @@ def test_what_an_earlier_life_left_is_told_once(attempt):
     events = attempt(FINE)
     assert events[:2] == [Progress("ended process 7"), Progress("left alone: process 8")]
     assert sum(isinstance(e, Progress) for e in events) == 3
+    attempt.swept = Swept(("ended process 9",), ("left alone: process 8",))  # the next actor of this run and host
+    told = [e.text for e in attempt(FINE) if isinstance(e, Progress)]
+    assert told == ["ended process 9", "probing the card"]
+
+
+@pytest.mark.parametrize(("isolation", "says"), [("bwrap", "No permissions"), ("none", None)])
+def test_a_card_says_where_its_machine_can_make_no_sandbox(tmp_path, monkeypatch, attempt, isolation, says):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = PlayedWorker(SEAT, RunInfo("run-1", None, None), str(tmp_path), Policy(isolation=isolation)).card().unsafe
+    assert found is None if says is None else says in found
 
 
 def test_rows_of_a_job_that_fails_later_are_kept(attempt):
@@ -160,6 +175,24 @@ def test_a_cell_that_uses_no_card_waits_for_none_and_probes_none(attempt, tmp_pa
         busy = attempt(FINE, policy=Policy(busy_wait_s=0))[-1]
     assert (busy.outcome.reason, busy.row["card"]) == (Reason.CARD_BUSY, attempt.card.card.uuid)
     assert "run other, cell c" in busy.outcome.detail
+
+
+@pytest.mark.parametrize(("busy_wait_s", "verdict"), [(30.0, Verdict.PASS), (0.6, Verdict.ERROR)], ids=["had-it-then", "never"])
+def test_the_time_that_an_attempt_waits_for_its_card_is_not_its_own(attempt, tmp_path, busy_wait_s, verdict):
+    go = threading.Event()
+    with ThreadPoolExecutor(1) as pool, CardLock(tmp_path, attempt.card.card.uuid).held("other", "c", wait_s=0, waiting=nobody):
+        begun = time.monotonic()
+        ended = pool.submit(lambda: (go.set(), attempt(FINE, policy=Policy(busy_wait_s=busy_wait_s)))[1][-1])
+        go.wait(10)
+        if verdict is Verdict.ERROR:
+            ended.result(60)
+        time.sleep(0.3)
+        held_s = time.monotonic() - begun
+    row = ended.result(60).row
+    assert row["verdict"] == verdict.value
+    assert 0.2 < row["waited_s"] < held_s + 10 and row["wall_s"] < 10
+    if verdict is Verdict.ERROR:
+        assert row["waited_s"] >= busy_wait_s and row["wall_s"] < busy_wait_s
 
 
 def test_a_card_in_quarantine_is_not_used_and_the_driver_is_told(attempt):

@@ -57,7 +57,7 @@ class Progress:
             desk = self._desks.get(card)
             since = desk.since if desk is not None and desk.cell == cell else self._clock()
             self._desks[card] = _Desk(cell, since, text)
-        if self._live is None:
+        if self._live is None or cell == "-":  # what is no cell's comes seldom: on a terminal the next event would hide it
             self._line(card, f"{cell}: {text}")
 
     def finished(self, cell: str, outcome: Outcome) -> None:

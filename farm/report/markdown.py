@@ -58,6 +58,9 @@ def _lines(run: RunView) -> Iterable[str]:
         [[code(p.pin), code(p.patch), p.words, ", ".join(map(code, p.files))] for p in run.patches])
         if run.patches else [])
     yield from _section("Time", [run.times.words])
+    if run.schedule:
+        yield from _section("Schedule", [*(f"- {text(line)}" for line in run.schedule.lines), "", *_table(
+            run.schedule.columns, [[text(value) for value in row] for row in run.schedule.rows])])
     yield from _section("Unproven", [f"- {text(line)}" for line in run.unproven])
     yield from _section("Files skipped", [f"- {text(line)}" for line in run.problems])
 

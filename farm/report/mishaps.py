@@ -12,8 +12,10 @@ _UNREMARKABLE = "ready"  # of a card: every one says so
 
 
 def attempts(rows: Iterable[Row]) -> tuple[str, ...]:
-    """One line for each attempt that was not its cell's last word, in the order of cells and attempts."""
-    again = sorted((r for r in rows if not r["final"]), key=lambda r: (r["cell"], r["attempt"]))
+    """One line for each attempt that another one came after, in the order of cells and attempts."""
+    rows = sorted(rows, key=lambda r: (r["cell"], r["attempt"]))
+    last = {r["cell"]: r["attempt"] for r in rows}
+    again = [r for r in rows if r["attempt"] < last[r["cell"]]]
     return tuple(
         f"{r['cell']}: attempt {r['attempt']} {r['verdict']} {r['reason']} on {_card(r)}: {_first(r['detail'])}" for r in again)
 

@@ -72,6 +72,9 @@ def _parts(run: RunView, width: int, *, lined: bool) -> Iterable[object]:
         yield from (line for suite in run.suites for line in _suite_lines(suite, _shorts(run)[suite.cell]))
     yield from _section("Patches", [line for p in run.patches for line in _patch_lines(p)])
     yield from _section("Time", [run.times.words])
+    if run.schedule:
+        yield from _section("Schedule", run.schedule.lines)
+        yield _table(run.schedule.columns, run.schedule.rows, width, lined, numbers=run.schedule.columns[1:])
     yield from _section("Unproven", [f"- {_shortened(line, run)}" for line in run.unproven])
     yield from _section("Files skipped", [f"- {line}" for line in run.problems])
 

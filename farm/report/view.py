@@ -20,6 +20,7 @@ from farm.report import mishaps, pins, suites
 from farm.report.conditions import conditions
 from farm.report.contrasts import EVIDENCE, Contrast, contrasts
 from farm.report.pins import PinTable
+from farm.report.schedule import Schedule, schedule
 from farm.report.suites import SuiteView, plain
 from farm.report.times import Times, times
 from farm.runs import status as stands
@@ -119,6 +120,7 @@ class RunView:
     problems: tuple[str, ...]
     retried: tuple[str, ...] = ()  # a line for each attempt that was made again
     cards: tuple[str, ...] = ()  # a line for each card that left or joined
+    schedule: Schedule | None = None
 
     @property
     def missing_words(self) -> str:
@@ -167,7 +169,8 @@ def view(store: Store, run: str) -> RunView:
         campaign="" if head.get("campaign") in (None, campaign.VALID) else head["campaign"],
         times=times(head, shown.values(), tables["cells"]),
         unproven=_unproven(shown.values(), head, missing, kept["boots"]), problems=tuple(dict.fromkeys(problems)),
-        retried=mishaps.attempts(tables["cells"]), cards=mishaps.cards(tables["cards"]))
+        retried=mishaps.attempts(tables["cells"]), cards=mishaps.cards(tables["cards"]),
+        schedule=schedule(head, shown.values(), tables["cells"], tables["cards"]))
 
 
 def _shown(rows: Iterable[Row]) -> dict[str, Row]:

@@ -17,6 +17,7 @@ import pytest
 import ray
 
 from farm import dispatch, worker
+from farm.attempts import is_last_word
 from farm.bench import Needs
 from farm.config import PinConfig
 from farm.evidence import RunInfo
@@ -33,13 +34,14 @@ CHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', '
 class Nap:
     """Says where it is (a line of JSON in `folder`), and sleeps; with `child` beside two supervised processes.
 
-    On the node `slow_on` it takes five minutes.
+    On the node `slow_on` it takes five minutes; with a `gate` it ends when that file is there, two minutes later at most.
     """
 
     folder: str
     seconds: float
     child: bool = False
     slow_on: str = ""
+    gate: str = ""
     name: str = "prefill"
 
     def run(self, bench):
@@ -50,7 +52,8 @@ class Nap:
         yield Tagged(Measurement("kv_peak", 0.5, "ratio"))
         with bench.children(self.child):
             until = time.monotonic() + (300.0 if self.slow_on and self.slow_on == me["node"] else self.seconds)
-            while time.monotonic() < until:
+            while time.monotonic() < until or (
+                    self.gate and not Path(self.gate).exists() and time.monotonic() < until + 120.0):
                 time.sleep(0.05)
         yield Outcome(Verdict.PASS, Reason.AS_EXPECTED, "rested")
 
@@ -134,12 +137,13 @@ class Room:
         return self.store.read(table).to_pylist()
 
     def one_verdict_each(self, cells, outcomes):
-        """Every cell has one final row, numbered attempts up to it, one end that was told, and the outcome that came back."""
+        """Every cell has one last row, final unless it wanted a card, numbered attempts up to it, one end that was told, and
+        the outcome that came back."""
         rows = self.rows()
         for cell in cells:
             mine = sorted((r for r in rows if r["cell"] == cell.id), key=lambda r: r["attempt"])
             assert [r["attempt"] for r in mine] == list(range(1, len(mine) + 1)), cell.id
-            assert [r["final"] for r in mine] == [False] * (len(mine) - 1) + [True], cell.id
+            assert [r["final"] for r in mine] == [False] * (len(mine) - 1) + [is_last_word(outcomes[cell.id])], cell.id
             assert all(r["verdict"] == "ERROR" for r in mine[:-1]), cell.id
             assert mine[-1]["verdict"] == outcomes[cell.id].verdict.value, cell.id
         assert set(outcomes) == {cell.id for cell in cells} == set(self.heard.ends)

@@ -17,6 +17,7 @@ from farm import dispatch
 from farm.errors import FarmError
 from farm.lifeline import processes_of_run
 from farm.records import Reason, Verdict
+from farm.runs import lines
 from farm.seats import Patience
 from farm.store import Store
 
@@ -164,8 +165,12 @@ def test_the_death_of_our_own_raylet_ends_the_run_in_order(tmp_path):
     rows = Store.at(results).read("cells").to_pylist()
     assert code == 2, text
     assert "Traceback" not in text, text
+    assert "state-dump" not in text and "Raylet is terminated" not in text, text  # Ray's pages about it
+    assert "died or left the cluster" in text or "attached to died" in text, text  # our line about it
     assert sorted((r["reason"], r["final"]) for r in rows) == [
-        ("no-card", True)] * 4 + [("node-died", False)] * 2, text
+        ("no-card", False)] * 4 + [("node-died", False)] * 2, text  # a resume runs all four
+    (line,) = lines(Store.at(results))
+    assert (line.status, line.cells, f"--resume {line.run}" in line.go_on) == ("finished", "0 of 4", True)
     assert Store.at(results).read("runs").to_pylist()[0]["status"] == "finished"
     assert {r["event"] for r in Store.at(results).read("cards").to_pylist()} == {"ready", "lost"}
     run = rows[0]["run"]

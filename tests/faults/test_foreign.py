@@ -77,10 +77,10 @@ def test_an_actor_that_starts_names_what_others_left_and_touches_nothing(tmp_pat
         region.write_bytes(b"\0" * 4096)
         os.chown(region, 65534, 65534)
         made = PlayedWorker(Seat("node", "cpu", 0, 1), RunInfo("run-1", None, None), str(tmp_path), Policy())
-        told = "\n".join(made._untold)
+        told = str(made._swept)
         print(told)
         assert f"{region} (0 MiB) of user nobody is mapped by no process" in told
-        assert f"of user nobody: left alone ({folder})" in told
+        assert f"{folder}, a folder of user nobody: left alone" in told
         assert region.exists() and folder.exists() and started(other.pid) is not None
         assert str(sweep.sweep(tmp_path, [folder.parent])).startswith(str(region))  # and so it stays
     finally:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from playedcard import FILE, PlayedWorker
 
-from farm import models, probing, server, stacks, sweep, worker
+from farm import endings, models, probing, server, stacks, sweep, worker
 from farm.bench import Card, Needs, Prompt
 from farm.config import PinConfig
 from farm.errors import FarmError, ServerLost
@@ -152,7 +152,7 @@ def attempt(tmp_path, monkeypatch):
     monkeypatch.setenv("FARM_HOST_STATE", str(tmp_path / "state"))
     monkeypatch.setenv(FILE, str(tmp_path))
     monkeypatch.setattr(server, "GRACE_S", 2.0)
-    monkeypatch.setattr(server, "HEALTH_S", 2.0)
+    monkeypatch.setattr(endings, "HEALTH_S", 2.0)
     run = f"run-{os.getpid()}-{time.monotonic_ns()}"
     tree = played.write_tree(tmp_path / "tree")
     temporary = tmp_path / "t"
@@ -181,7 +181,7 @@ def attempt(tmp_path, monkeypatch):
         os.kill(pid, signal.SIGKILL)
     assert left == [], "processes are left"
     assert list(temporary.iterdir()) == [], "folders are left"
-    assert list(sweep.records(tmp_path / "state").iterdir()) == [], "records are left"
+    assert list(sweep.records(tmp_path / "state").glob("*.json")) == [], "records of lives are left"
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -97,7 +97,8 @@ def gone(process):
 
 def test_a_node_that_dies_takes_only_its_cells_in_flight_and_one_that_joins_gets_work(machines, tmp_path):
     room = roomfarm.Room(tmp_path)
-    cells = room.cells(24, 1.5, child=True)
+    cells, gate = room.cells(24, 1.5, child=True), tmp_path / "gate"
+    cells[-4:] = [replace(c, job=replace(c.job, gate=str(gate))) for c in cells[-4:]]  # until the node that joins has work
     machines.add(*"abc")
     struck = []
 
@@ -108,6 +109,8 @@ def test_a_node_that_dies_takes_only_its_cells_in_flight_and_one_that_joins_gets
         struck.extend(machines.kill("b"))
         roomfarm.wait_for(lambda: room.heard.when("node-died"), 60, "nobody noticed")
         machines.add("d")
+        roomfarm.wait_for(lambda: "d" in {s["node"] for s in room.said()}, 90, "d got no work")
+        gate.touch()
 
     thread = threading.Thread(target=strike, daemon=True)
     with dispatch.attached(machines.address):

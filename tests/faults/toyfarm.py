@@ -92,7 +92,10 @@ jobs.REGISTRY[Toy.name] = Toy
 
 
 def main() -> None:
-    from farm import cli, dispatch, matrix
+    from farm import cli
+
+    cli.quiet_ray()  # as the verb does, before it imports Ray
+    from farm import dispatch, matrix
     from farm.store import Store
 
     dispatch.Worker = ToyWorker

@@ -24,7 +24,7 @@ GONE_S = 25.0  # a bound for a loaded machine; each test prints what it took
 PATCH = "Say why.\n\n--- a/v1/pool.py\n+++ b/v1/pool.py\n@@ -1,3 +1,3 @@\n x0 = 0\n-x1 = 1\n+x1 = 10\n x2 = 2\n"
 # What differs between two runs of the same thing: when, where, by whom, and how often it was cut off.
 TIMES = ("started_utc", "ended_utc", "wall_s", "vllm_s", "spans", "run", "attempt", "card", "card_name", "project_commit",
-         "project_dirty", "series", "other_clients", "temperature_c", "clock_sm_mhz", "clock_memory_mhz")
+         "project_dirty", "series", "other_clients", "temperature_c", "clock_sm_mhz", "clock_memory_mhz", "waited_s")
 TABLES = ("cells", "boots", "measurements", "samples", "tests", "patches")
 
 

@@ -54,6 +54,13 @@ def test_a_log_gets_timestamped_lines_that_name_the_card():
     ]
 
 
+def test_what_is_no_cells_is_a_line_on_a_terminal_too():
+    shown, out, _ = progress(force_terminal=True, color_system=None, width=200)
+    shown.event("card 0", "-", "ready on host h")
+    shown.event("card 0", "unit", "boot 0")
+    assert out.getvalue().splitlines() == ["22:14:05 [card 0] -: ready on host h"]
+
+
 def test_a_long_line_stays_one_line():
     shown, out, _ = progress(width=40)
     shown.event("card 0", "unit", "x" * 200)

@@ -34,9 +34,16 @@ def option(name, default=None):
 NAME = option("--served-model-name", "played")
 
 # In a session of its own, as vLLM's engine may be; the server gets a request's tokens from it, and waits where none come.
+# With a size, it keeps a tier in /dev/shm under a name of its own, as vLLM up to 0.28 does.
 ENGINE = """
-import ctypes, signal, sys, time
+import ctypes, mmap, os, signal, sys, time, uuid
 ctypes.CDLL(sys.argv[1])
+size = int(float(sys.argv[2]) * 2**30)
+if size:
+    handle = os.open(f"/dev/shm/vllm_offload_{uuid.uuid4()}.mmap", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    os.ftruncate(handle, size)
+    tier = mmap.mmap(handle, size)
+    tier[:] = bytes(size)
 print("up", flush=True)
 for line in sys.stdin:
     if "slow" in line:
@@ -51,7 +58,8 @@ class Engine:
     """Like an API server that does not notice its engine's end: it goes on waiting."""
 
     def __init__(self):
-        self.process = subprocess.Popen([sys.executable, "-c", ENGINE, str(PACKAGE / "_C.abi3.so")], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([sys.executable, "-c", ENGINE, str(PACKAGE / "_C.abi3.so"),
+                                         option("--kv-offloading-size", "0")], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout.readline() == "up\n"
         self.lock = threading.Lock()  # one request at a time has the pipe
