@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from farm.records import Reason, Verdict
-from farm.report.view import NOT_RUN, CellView, RunView, view
+from farm.report.view import NOT_RUN, UNREADABLE, CellView, RunView, view
 from farm.store import Store
 
 ELEMENTS = {Verdict.FAIL.value: "failure", Verdict.INVALID.value: "error", Verdict.ERROR.value: "error",
@@ -31,6 +31,8 @@ def junit(store: Store, run: str) -> str:
         case = ElementTree.SubElement(suite, "testcase", {"classname": "missing", "name": f"missing cell {number + 1}"})
         if shown.missing_words == NOT_RUN:
             _add_end(case, "error", "not-run-yet", f"{NOT_RUN}: the run is {shown.status}")
+        elif shown.missing_words == UNREADABLE:
+            _add_end(case, "error", UNREADABLE, "; ".join(shown.problems))
         else:
             _add_end(case, "error", Reason.MISSING_ROWS.value, "the matrix promised this cell and it left no row")
     if said := _notes(shown):

@@ -29,6 +29,7 @@ from farm.store import Store
 Row = Mapping[str, Any]
 VERDICTS = tuple(v.value for v in Verdict)
 NOT_RUN = "not run yet"
+UNREADABLE = "unreadable"  # its row may be in a file that is damaged
 _UNENDED = ("running", "interrupted")  # of a run: a cell without a row is still to run, or to resume
 _SIGN_TEST_PAIRS = 6  # fewer cannot reach 5 %, two-sided, however well they agree
 _SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -110,6 +111,7 @@ class RunView:
     project: str
     cells: tuple[CellView, ...]
     missing: int  # cells that were promised and have no row
+    missing_words: str  # what these count as: INVALID once the run has ended and every file of its cells could be read
     contrasts: tuple[Contrast, ...]
     suites: tuple[SuiteView, ...]
     patches: tuple[PatchView, ...]
@@ -123,11 +125,6 @@ class RunView:
     schedule: Schedule | None = None
 
     @property
-    def missing_words(self) -> str:
-        """What cells without a row count as: INVALID once the run has ended."""
-        return NOT_RUN if self.status in _UNENDED else Verdict.INVALID.value
-
-    @property
     def scenarios(self) -> tuple[str, ...]:
         """Each scenario's "name: parameters", once."""
         return tuple(dict.fromkeys(c.scenario for c in self.contrasts if ": " in c.scenario))
@@ -136,7 +133,7 @@ class RunView:
     def tally(self) -> dict[str, int]:
         """Cells by verdict, in the order of `Verdict`, those that are none left out."""
         found = Counter(c.verdict for c in self.cells) + Counter({self.missing_words: self.missing})
-        return {v: found[v] for v in (*VERDICTS, NOT_RUN) if found[v]}
+        return {v: found[v] for v in (*VERDICTS, NOT_RUN, UNREADABLE) if found[v]}
 
     @property
     def summary(self) -> str:
@@ -147,11 +144,12 @@ def view(store: Store, run: str) -> RunView:
     """Digest a run.  Raises UsageError where the store has no such run."""
     if run not in store.runs():
         raise UsageError(f"no run {run!r} in {store.root}; see: farm runs")
-    tables, problems = {}, []
+    tables, problems, damaged = {}, [], False
     for table in ("runs", "cells", "cards", "boots", "measurements", "tests", "patches"):
         reading = store.reading(table, run)
         tables[table] = reading.table.to_pylist()
         problems.extend(reading.problems)
+        damaged |= table == "cells" and bool(reading.problems)
     shown = _shown(tables["cells"])
     kept = {table: [r for r in tables[table] if shown.get(r["cell"], {}).get("attempt") == r["attempt"]]
             for table in ("boots", "measurements", "tests", "patches")}
@@ -159,16 +157,18 @@ def view(store: Store, run: str) -> RunView:
     attempts = Counter(r["cell"] for r in tables["cells"])
     cells = tuple(_cell(row, attempts[row["cell"]], kept) for row in shown.values())
     missing = max(0, (head.get("cells") or 0) - len(cells))
+    status = stands(store, run, head) if head else "no row of its own: killed before it ended"
+    words = UNREADABLE if damaged else NOT_RUN if status in _UNENDED else Verdict.INVALID.value
     return RunView(
         run=run, name=head.get("name") or "",
-        status=stands(store, run, head) if head else "no row of its own: killed before it ended",
+        status=status,
         exit_code=head.get("exit_code"), command=" ".join(head.get("command") or ()), started=head.get("started_utc"),
-        project=_project(head, shown.values()), cells=cells, missing=missing,
+        project=_project(head, shown.values()), cells=cells, missing=missing, missing_words=words,
         contrasts=contrasts(kept["measurements"], shown), suites=suites.digest(kept["tests"], _arm_names(shown)),
         patches=_patches(kept["patches"], shown.values()), pins=pins.digest(cells, kept["boots"]),
         campaign="" if head.get("campaign") in (None, campaign.VALID) else head["campaign"],
         times=times(head, shown.values(), tables["cells"]),
-        unproven=_unproven(shown.values(), head, missing, kept["boots"]), problems=tuple(dict.fromkeys(problems)),
+        unproven=_unproven(shown.values(), missing, words, kept["boots"]), problems=tuple(dict.fromkeys(problems)),
         retried=mishaps.attempts(tables["cells"]), cards=mishaps.cards(tables["cards"]),
         schedule=schedule(head, shown.values(), tables["cells"], tables["cards"]))
 
@@ -231,7 +231,7 @@ def _project(head: Row, cells: Iterable[Row]) -> str:
     return ""
 
 
-def _unproven(cells: Iterable[Row], head: Row, missing: int, boots: Sequence[Row]) -> tuple[str, ...]:
+def _unproven(cells: Iterable[Row], missing: int, missing_words: str, boots: Sequence[Row]) -> tuple[str, ...]:
     lines: dict[str, list[str]] = {}
     rows = list(cells)
     for row in rows:
@@ -240,8 +240,11 @@ def _unproven(cells: Iterable[Row], head: Row, missing: int, boots: Sequence[Row
     told = [f"{', '.join(found)}: {line}" for line, found in lines.items()]
     told += [f"{r['cell']}: {'skipped' if r['verdict'] == Verdict.SKIP.value else 'no evidence either way'} "
              f"({r['reason']})" for r in rows if r["verdict"] not in EVIDENCE]
-    if missing and head.get("status") in _UNENDED:
+    if missing and missing_words == NOT_RUN:
         told.append(f"{_count(missing, 'cell')} of the matrix {NOT_RUN}")
+    elif missing and missing_words == UNREADABLE:
+        told.append(f"{_count(missing, 'cell')} of the matrix {UNREADABLE}: bring back the files that are named, or --resume "
+                    "the run, which measures them again")
     elif missing:
         told.append(f"{_count(missing, 'cell')} of the matrix left no row: no evidence either way (missing-rows)")
     proved = [r for r in rows if r["verdict"] in EVIDENCE]

@@ -27,6 +27,17 @@ def test_the_tally_counts_a_cell_without_a_row_as_invalid(store):
     assert run.summary == "2 PASS, 1 FAIL, 2 INVALID, 1 ERROR, 1 SKIP"
 
 
+def test_cells_whose_rows_are_in_a_damaged_file_are_no_verdict(author):
+    for name in ("a", "b"):
+        author.cell(name, "unit", Outcome(Verdict.PASS, Reason.NO_REGRESSION, "fine"))
+    author.run(cells=2)
+    (damaged, *_) = sorted(Path(author.store.root).glob("table=cells/*/a-1.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    run = view(author.store, RUN)
+    assert run.summary == "1 PASS, 1 unreadable" and any(str(damaged) in line for line in run.problems)
+    assert any("1 cell of the matrix unreadable: bring back the files" in line for line in run.unproven)
+
+
 def test_a_retried_cell_is_shown_by_its_final_attempt_and_its_rows_alone(store):
     run = view(store, RUN)
     cell = cells(run)["prefill-tiny-0.29.0"]
