@@ -106,7 +106,8 @@ class Keeper:
             waited = time.monotonic() - begun
             if waited >= self._policy.busy_wait_s:
                 raise FarmError(f"{self._where()} was still in use after {duration(waited)}: {busy}. The farm ends nobody "
-                                "else's process; ask its owner, or take the card out of this run", reason=Reason.CARD_BUSY)
+                                "else's process; ask its owner, or leave the card out (CUDA_VISIBLE_DEVICES)",
+                                reason=Reason.CARD_BUSY)
             if told_at is None or waited - told_at >= TELL_EVERY_S:
                 told_at = waited
                 progress(f"waits for {self._where()}: {busy}")

@@ -91,16 +91,24 @@ def _main(request: Request, console: Console, interrupts: Interrupts) -> int:
     store = Store.open(request.results or default_results())
     if request.resume is not None:
         resumption.refuse(store, request.resume, take_over=request.take_over)
+
+    def promised(cells: Sequence[plan.Cell]) -> str:
+        return promise(cells, request.only, loaded.matrix.model_dump(include=RULES))
+
+    def refuse_changed(cells: Sequence[plan.Cell]) -> None:
+        if request.resume is not None:
+            resumption.unchanged(store, request.resume, promised(cells))
+
     planned = preflight(loaded, lambda text: _say(console, f"{datetime.now():%H:%M:%S} [preflight] {text}"),
-                        None if request.address or os.environ.get("RAY_ADDRESS") else local_cards())
+                        None if request.address or os.environ.get("RAY_ADDRESS") else local_cards(), refuse_changed)
     dispatch.probe(request.address)
     commit, dirty = project_state(loaded.series_root)
-    promised = promise(planned.cells, request.only, loaded.matrix.model_dump(include=RULES))
     run = request.resume or resumption.new_id(loaded.matrix.name)
     with driving(store, run):
-        beginning = resumption.resumed(store, run, promised, commit) if request.resume else Beginning(run)
+        promises = promised(planned.cells)
+        beginning = resumption.resumed(store, run, promises, commit) if request.resume else Beginning(run)
         info = RunInfo(run, commit, dirty, series=str(loaded.series_root))
-        return _Run(request, loaded, store, info, console, began, beginning, promised, interrupts).execute(planned)
+        return _Run(request, loaded, store, info, console, began, beginning, promises, interrupts).execute(planned)
 
 
 class _Run:

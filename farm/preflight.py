@@ -26,8 +26,11 @@ class Planned:
     decided: Mapping[str, Outcome]
 
 
-def preflight(loaded: config.Loaded, say: Callable[[str], None], here: Sequence[Card] | None = None) -> Planned:
+def preflight(loaded: config.Loaded, say: Callable[[str], None], here: Sequence[Card] | None = None,
+              planned: Callable[[Sequence[plan.Cell]], None] = lambda cells: None) -> Planned:
     """All that can be known wrong before a card is touched; what comes back are the cells to run.
+
+    `planned` is given them before anything is fetched, and may refuse them.
 
     `here` are the cards of this machine, where it alone runs the cells; None: other machines may have others.  A pin of
     which no card here can run any cell is not asked for: it may be of another machine, and the scheduler skips its cells.
@@ -44,6 +47,7 @@ def preflight(loaded: config.Loaded, say: Callable[[str], None], here: Sequence[
     }
     cells = plan.cells(loaded, series, read_tests(loaded.series_root))
     _refuse_unsafe(loaded, cells, here or ())
+    planned(cells)
     decided: dict[str, Outcome] = {}
     for name in sorted(wanted):
         pin = Pin.from_config(name, loaded.pins[name], file=loaded.pin_files[name])

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farm.childenv import redact
+from farm.childenv import redact, redact_argv
 from farm.plan import ArmSpec, Cell
 
 _LONG = 120  # a longer value is kept as its beginning and a digest
@@ -95,7 +95,20 @@ def _flat(name: str, value: Any) -> dict[str, str]:
         return {k: v for part in parts for k, v in part.items()}
     if value in (None, [], (), ""):
         return {}
+    if isinstance(value, (list, tuple)) and isinstance(value[0], str) and value[0].startswith("--"):
+        return _arguments(name, redact_argv([str(word) for word in value]))
     return {name: _short(value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str))}
+
+
+def _arguments(name: str, words: Sequence[str]) -> dict[str, str]:
+    """One fact an option, so that a message names the one that changed."""
+    found: dict[str, str] = {}
+    key = name
+    for word in words:
+        option, _, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        key = f"{name} {option}" if option else key
+        found[key] = " ".join(filter(None, (found.get(key, ""), value)))
+    return {key: _short(value or "given") for key, value in found.items()}
 
 
 def _is_environment(name: str) -> bool:

@@ -49,17 +49,23 @@ def refuse(store: Store, run: str, *, take_over: bool = False) -> None:
                          "where that process or its machine is gone for good, add --take-over")
 
 
-def resumed(store: Store, run: str, promise: str, commit: str | None) -> Beginning:
-    """What is committed of a run that goes on.
-
-    Raises UsageError where `promise` is not what it promised, naming the difference.
-    A run whose own row is lost goes on as far as its cells are of this matrix.
-    """
+def unchanged(store: Store, run: str, promise: str) -> None:
+    """Raise UsageError where `promise` is not what the run promised, naming the difference."""
     row = _row(store, run)
-    final = {r["cell"]: Verdict(r["verdict"]) for r in store.read("cells", run).to_pylist() if r["final"]}
     if row.get("plan") and (changed := differences(row["plan"], promise)):
         raise UsageError(f"--resume {run}: this is not what the run has promised: {listed(changed)}. Put it back as it was "
                          "and resume, or start a new run (without --resume)")
+
+
+def resumed(store: Store, run: str, promise: str, commit: str | None) -> Beginning:
+    """What is committed of a run that goes on.
+
+    Raises UsageError where `promise` is not what it promised.
+    A run whose own row is lost goes on as far as its cells are of this matrix.
+    """
+    unchanged(store, run, promise)
+    row = _row(store, run)
+    final = {r["cell"]: Verdict(r["verdict"]) for r in store.read("cells", run).to_pylist() if r["final"]}
     if strange := sorted(set(final) - promised_cells(promise)):
         raise UsageError(f"--resume {run}: the configuration or a patch has changed since, cell {strange[0]} is not in this "
                          "matrix any more; start a new run")

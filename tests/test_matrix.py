@@ -252,7 +252,7 @@ def test_resume_refuses_an_unknown_run(run):
     pytest.param(lambda: edit("configs/matrix/m.yaml", "pins: [p29]", "pins: [p29]\nseed: 5"), "seed was 0, is 5", id="seed"),
     pytest.param(lambda: edit("configs/matrix/m.yaml", "pins: [p29]", "pins: [p29]\ncampaign: true"),
                  "campaign was False, is True", id="campaign"),
-    pytest.param(lambda: edit("configs/profiles/tiny.yaml", "model:", "args: [--x]\nmodel:"), "profile tiny: args is new",
+    pytest.param(lambda: edit("configs/profiles/tiny.yaml", "model:", "args: [--x]\nmodel:"), "profile tiny: args --x is new",
                  id="profile"),
     pytest.param(lambda: edit("configs/pins/p29.yaml", "flavour", "torch: torch==2.13.0\nflavour"),
                  "pin p29: torch is new: torch==2.13.0 (2 cells, the first ", id="pin"),

@@ -40,7 +40,7 @@ BEFORE = only(loaded())
                  id="patch-gone"),
     pytest.param(only(loaded(), series=TURNED),
                  "the order of patches of arm patched was one.patch two.patch, is two.patch one.patch", id="patch-order"),
-    pytest.param(only(loaded(profile=ProfileConfig(**PROFILE, args=["--x"]))), 'profile tiny: args is new: ["--x"]',
+    pytest.param(only(loaded(profile=ProfileConfig(**PROFILE, args=["--x"]))), 'profile tiny: args --x is new: given',
                  id="profile"),
     pytest.param(only(loaded(profile=ProfileConfig(**PROFILE, env={"VLLM_A": "1"}))), "profile tiny: env VLLM_A is new: 1",
                  id="profile-env"),
@@ -54,6 +54,19 @@ BEFORE = only(loaded())
 def test_what_changed_is_named(now, says):
     told = differences(promised([BEFORE]), promised([now]))
     assert [t for t in told if says in t and t.endswith(f"(cell {BEFORE.id})")], told
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    (["--max-model-len=9", "--x"], ["--max-model-len=10", "--x"], "args --max-model-len was 9, is 10"),
+    (["--a", "1", "--x"], ["--a", "2", "--x"], "args --a was 1, is 2"),
+    (["--a=1", "--a=2"], ["--a=1", "--a=3"], "args --a was 1 2, is 1 3"),
+    ([f"--{'long-' * 40}=1", "--end=1"], [f"--{'long-' * 40}=1", "--end=2"], "args --end was 1, is 2"),
+    (["--api-key=hunter1", "--x=1"], ["--api-key=hunter2", "--x=2"], "args --x was 1, is 2"),
+], ids=["value", "two-words", "twice", "behind-a-long-one", "secret"])
+def test_an_argument_is_named_by_its_option(old, new, says):
+    before, now = (promised([only(loaded(profile=ProfileConfig(**PROFILE, args=args)))]) for args in (old, new))
+    (told,) = differences(before, now)
+    assert says in told and "hunter" not in before + now
 
 
 def test_a_test_file_is_named():

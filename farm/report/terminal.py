@@ -6,6 +6,7 @@ A cell goes by its short name; the section of conditions has its whole id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -84,9 +85,9 @@ def _shorts(run: RunView) -> dict[str, str]:
 
 
 def _shortened(line: str, run: RunView) -> str:
-    """A line without the whole ids; the longest first, as one may be the beginning of another."""
+    """A line without the whole ids, but in paths; the longest first, as one may be the beginning of another."""
     for cell, short in sorted(_shorts(run).items(), key=lambda pair: -len(pair[0])):
-        line = line.replace(cell, short)
+        line = re.sub(rf"(?<!/){re.escape(cell)}", lambda _, short=short: short, line)
     return line
 
 

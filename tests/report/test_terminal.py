@@ -152,3 +152,16 @@ def test_no_word_of_a_table_is_broken(store, width):
     text = rendered(store, force_terminal=True, width=width, color_system=None)
     table = text[:text.index(f"run {RUN}")]
     assert {"as-expected", "pool-mismatch", "tests-broken", "needs-unmet"} <= set(table.split())
+
+
+def test_a_path_in_a_detail_keeps_the_whole_id(author):
+    cell = "boot-tiny-cpu-0.29.0-cpu-81880818"
+    lost = Outcome(Verdict.ERROR, Reason.SERVER_LOST, f"{cell} ended (log /cache/logs/r/{cell}-1/boot-0.log)")
+    author.cell(cell, "boot", lost, final=False, conditions={"profile": "tiny-cpu", "pin": "0.29.0-cpu"})
+    author.cell(cell, "boot", Outcome(Verdict.PASS, Reason.AS_EXPECTED, "fine"), attempt=2,
+                conditions={"profile": "tiny-cpu", "pin": "0.29.0-cpu"})
+    author.run(cells=1)
+    out = io.StringIO()
+    render_terminal(author.store, RUN, Console(file=out, width=300))
+    (line,) = [line for line in out.getvalue().splitlines() if "attempt 1" in line]
+    assert f"boot-81880818 ended (log /cache/logs/r/{cell}-1/boot-0.log)" in line
