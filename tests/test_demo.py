@@ -100,7 +100,8 @@ def test_every_row_carries_its_conditions(smoke):
         for row in rows:
             assert [c for c in conditions if row[c] is None] == [], table
             assert row["arm"] is None or row["tree"]
-    not_here = NOT_ON_A_CPU | {"drafter_sha256", "launcher_sha256"}  # of profiles that have them
+    # Of profiles that have them, and of cards that CUDA and NVML see.
+    not_here = NOT_ON_A_CPU | {"drafter_sha256", "launcher_sha256", "cards_seen", "card_processes"}
     served = [f.name for f in [*SERVING, *BOOT] if f.name not in not_here]
     for row in [*smoke.rows("boots"), *(m for m in smoke.rows("measurements") if m["job"] == "prefill")]:
         assert [c for c in served if row[c] is None] == []
