@@ -26,10 +26,14 @@ def cards(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(f"{r['at_utc']:%H:%M:%S} UTC {r['event']}: {_card(r)}{_why(r)}" for r in told)
 
 
-def _card(row: Row) -> str:
+def card_name(row: Row) -> str:
+    """As the lines of a running run call it: two cards of one name must be told apart."""
     words: Sequence[str | None] = (row["card_name"], row["card"] and row["card"][-5:])
-    host = f" of {row['host']}" if row["host"] else ""
-    return f"{' '.join(filter(None, words)) or 'no card'}{host}"
+    return " ".join(filter(None, words)) or "no card"
+
+
+def _card(row: Row) -> str:
+    return card_name(row) + (f" of {row['host']}" if row["host"] else "")
 
 
 def _why(row: Row) -> str:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from farm.cardlog import CardEvent
 from farm.estimate import warm_s
 from farm.evidence import covered_s
+from farm.report.mishaps import card_name
 from farm.report.times import SERVED
 
 Row = Mapping[str, Any]
@@ -115,8 +116,8 @@ def schedule(head: Row, shown: Iterable[Row], attempts: Sequence[Row], cards: Se
     None where there is nothing to tell: see the module.
     """
     ready = Counter(row["card"] for row in cards if row["event"] == CardEvent.READY.value)
-    there = {row["card"]: _name(row) for row in cards if row["event"] in _THERE and row["card"]}
-    there |= {row["card"]: _name(row) for row in attempts if row["card"] and row["card"] not in there}
+    there = {row["card"]: card_name(row) for row in cards if row["event"] in _THERE and row["card"]}
+    there |= {row["card"]: card_name(row) for row in attempts if row["card"] and row["card"] not in there}
     ran = [row for row in attempts if row["card"] and row["started_utc"] and row["ended_utc"]]
     estimate_s = head.get("estimate_s")
     if not ran or max(ready.values(), default=0) > 1 or (len(there) < 2 and estimate_s is None):
@@ -146,8 +147,3 @@ def _of_card(name: str, rows: Sequence[Row], end: Any, window_s: float) -> CardT
     idle_end_s = (end - max(row["ended_utc"] for row in rows)).total_seconds() if rows else window_s
     return CardTime(name, len(rows), served_s, other_s, preparing_s, max(0.0, busy_s - served_s - other_s - preparing_s),
                     waiting_s, idle_end_s, max(0.0, window_s - busy_s - waiting_s - idle_end_s))
-
-
-def _name(row: Row) -> str:
-    """As the lines of a running run call it."""
-    return f"{row['card_name'] or 'card'} {row['card'][-5:]}"

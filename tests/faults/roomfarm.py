@@ -81,14 +81,19 @@ class Bare(worker.Worker):
     def _measure(self, cell, evidence, spans, events):
         bench = Bench(cell.id, evidence.attempt, self._card, self._workshop.root, evidence.info.run,
                       lambda text: events.put(worker.Progress(text)))
-        outcome = None
-        for event in cell.job.run(bench):
-            if isinstance(event, Outcome):
-                outcome = event
-            else:
-                table, row = evidence.row(event)
-                events.put(worker.Rows(table, [row]))
-        return outcome
+        return driven(cell.job, bench, evidence, events)
+
+
+def driven(job, bench, evidence, events):
+    """Run a job on a bench, send its rows, and return its outcome."""
+    outcome = None
+    for event in job.run(bench):
+        if isinstance(event, Outcome):
+            outcome = event
+        else:
+            table, row = evidence.row(event)
+            events.put(worker.Rows(table, [row]))
+    return outcome
 
 
 class Heard:

@@ -28,7 +28,7 @@ from farm.profilefile import ProfileConfig
 from farm.records import BootRow, Measurement, Outcome, Reason, Tagged, Verdict, utc_now
 from farm.supervisor import regions
 from farm.tiers import GIB
-from farm.worker import Progress, Rows
+from farm.worker import Progress
 
 PROMPT = Prompt((1, 2, 3), "0" * 64)
 EVERY_S = 0.1
@@ -117,14 +117,7 @@ class Serving(roomfarm.Bare):
                 records=sweep.records(host_state()),
                 env={**base.env, "FARM_CELL": cell.id, **self._keeper.marks}, stall_s=60.0, deadline_s=90.0, canary_s=60.0)
             bench = ServeBench(cell.id, evidence.attempt, self._card, spec, spans, lambda text: events.put(Progress(text)))
-            outcome = None
-            for event in cell.job.run(bench):
-                if isinstance(event, Outcome):
-                    outcome = event
-                else:
-                    table, row = evidence.row(event)
-                    events.put(Rows(table, [row]))
-            return outcome
+            return roomfarm.driven(cell.job, bench, evidence, events)
 
 
 def by_value():
