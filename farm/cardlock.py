@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from farm import jsontext
 from farm.hostfile import content, is_at, open_shared, open_to_read, told
 from farm.processid import ProcessId
 from farm.records import utc_now
@@ -69,8 +70,9 @@ class CardLock:
         return self.state / f"{self.card}.lock"
 
     def holder(self) -> Holder | None:
-        """Who has the card now.  None: nobody, or somebody whose record is not there yet."""
-        fd = open_to_read(self.path)
+        """Who has the card now.  None: nobody, or somebody whose record is not there yet.  Raises FarmError."""
+        with told(self.path):
+            fd = open_to_read(self.path)
         if fd is None:
             return None
         try:
@@ -82,9 +84,11 @@ class CardLock:
         return None
 
     @contextmanager
-    def held(self, run: str, cell: str, *, wait_s: float, waiting: Callable[[Holder | None], None]) -> Iterator[None]:
-        """Hold the card while the block runs.
+    def held(self, run: str, cell: str, *, wait_s: float,
+             waiting: Callable[[Holder | None], None]) -> Iterator[Callable[[], bool]]:
+        """Hold the card while the block runs; it is given what says whether the card is still held.
 
+        Whoever removes or replaces the file of a lock lets the next one have the card beside its holder.
         Meanwhile `waiting` is told for whom it waits, at once and then every TELL_EVERY_S seconds.  Raises Held after
         `wait_s` seconds (0: at once), FarmError where the file cannot be used.
         """
@@ -93,9 +97,10 @@ class CardLock:
             with contextlib.suppress(OSError):  # a full disk: it is held all the same, by somebody without a name
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, _record(Holder.me(run, cell)), 0)
-            yield
+            yield lambda: is_at(fd, self.path)
         finally:
-            os.ftruncate(fd, 0)
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
             os.close(fd)
 
     def _acquired(self, wait_s: float, waiting: Callable[[Holder | None], None]) -> int:
@@ -130,9 +135,9 @@ def _record(holder: Holder) -> bytes:
 def _read(fd: int) -> Holder | None:
     """The record of a file that is locked; None where its process is gone: whoever has the lock now has yet to write."""
     try:
-        said = json.loads(content(fd))
-        holder = Holder(said["user"], ProcessId(**said["process"]), said["run"], said["cell"],
-                        datetime.fromisoformat(said["since"]))
+        said = jsontext.loads(content(fd))
+        holder = Holder(jsontext.word(said["user"]), ProcessId.of(said["process"]), jsontext.word(said["run"]),
+                        jsontext.word(said["cell"]), jsontext.moment(said["since"]))
     except (ValueError, TypeError, KeyError):
         return None
     return None if holder.process.gone else holder

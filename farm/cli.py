@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from farm import modelcli, seriescli
-from farm.console import Steadfast
+from farm.console import Steadfast, open_standard_streams
 from farm.diffhead import printable
 from farm.errors import INTERRUPTED_EXIT, USAGE_EXIT, FarmError, UsageError
 from farm.interrupts import Interrupts, deaf_at_the_end
@@ -193,6 +193,7 @@ def matrix_entry() -> None:
 def _run_app(typer_app: typer.Typer) -> None:
     """Every error is one clear line and one of the exit codes of DESIGN.md."""
     deaf_at_the_end()
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files, and terminals without UTF-8

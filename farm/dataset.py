@@ -14,7 +14,6 @@ take no lock; they list again afterwards and start over if a compaction passed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import uuid
@@ -28,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
+from farm import jsontext
 from farm.errors import FarmError
 from farm.rows import Foreign, conform, first_line
 from farm.schemas import RUN_TABLES
@@ -72,7 +72,7 @@ class Dataset:
 
     def runs(self, table: str) -> set[str]:
         where = pafs.FileSelector(f"{self.base}/table={table}", allow_not_found=True)
-        names = (info.base_name for info in self.fs.get_file_info(where))
+        names = (_name(info) for info in self.fs.get_file_info(where))
         return {n.removeprefix("run=") for n in names if n.startswith("run=")}
 
     def each(self, table: str, run: str, visit: Callable[[str], T]) -> tuple[list[T], list[str]]:
@@ -91,6 +91,8 @@ class Dataset:
                     return results, problems
             except FileNotFoundError:
                 continue
+            except OSError as error:  # of the folder; what is wrong with a file is told as Unreadable
+                return [], [f"{self.path(table, run, '')}: skipped, the folder cannot be read ({first_line(error)})"]
         raise FarmError(f"{self.path(table, run, '')} changed {TRIES} times while it was read; read again when its "
                         "compaction has ended")
 
@@ -109,14 +111,14 @@ class Dataset:
     def listing(self, table: str, run: str, committed: frozenset[str] | None = None) -> Listing:
         where = pafs.FileSelector(self.path(table, run, "").rstrip("/"), allow_not_found=True)
         infos = [info for info in self.fs.get_file_info(where) if info.type == pafs.FileType.File]
-        names = sorted(info.base_name for info in infos if not info.base_name.startswith((".", "_")))
+        names = sorted(name for name in map(_name, infos) if not name.startswith((".", "_")))
         ours = [n for n in names if _is_ours(table, n)]
         problems = [f"{self.path(table, run, n)}: not written by the farm, skipped" for n in names if n not in ours]
         compacted = {n for n in ours if COMPACTED.fullmatch(n)}
         claimed: set[str] = set()
         for name in compacted:
             try:
-                claimed |= self.claims(self.path(table, run, name))
+                claimed |= self.claims(self.path(table, run, name)) - {name}
             except Unreadable:
                 continue  # told when it is visited; its members count again as far as they are there
         uncommitted = set() if committed is None else set(ours) - compacted - committed
@@ -124,19 +126,21 @@ class Dataset:
                        frozenset(claimed), tuple(n for n in ours if n in claimed), tuple(problems))
 
     def claims(self, path: str) -> set[str]:
-        """Names that a compacted file claims; empty for any other file."""
+        """Names that a compacted file claims; empty for any other file.  Raises Unreadable."""
         with self._parquet(path) as file:
-            return set(json.loads((file.metadata.metadata or {}).get(MEMBERS.encode(), b"[]")))
+            return _members(file)
 
     def check(self, table: str, path: str) -> str:
         """The path, where the footer is sound and the columns convert.  Raises Unreadable."""
         with self._parquet(path) as file:
+            _members(file)
             conform(file.schema_arrow.empty_table(), table)
         return path
 
     def load(self, table: str, path: str) -> pa.Table:
         """All rows in today's schema.  Raises Unreadable, FileNotFoundError."""
         with self._parquet(path) as file:
+            _members(file)
             return conform(file.read(), table)
 
     @contextmanager
@@ -180,6 +184,23 @@ class Dataset:
                     self.fs.delete_file(info.path)
                 except FileNotFoundError:
                     continue  # another process was quicker
+
+
+def _members(file: pq.ParquetFile) -> set[str]:
+    """Raises Foreign."""
+    try:
+        members = jsontext.loads((file.metadata.metadata or {}).get(MEMBERS.encode(), b"[]"))
+        return set(map(jsontext.text, members if isinstance(members, list) else [members]))
+    except ValueError as error:
+        raise Foreign(f"its list of members is damaged ({first_line(error)})") from error
+
+
+def _name(info: pafs.FileInfo) -> str:
+    """Of a file that has none in UTF-8: nothing of ours."""
+    try:
+        return info.base_name
+    except UnicodeDecodeError:
+        return "(a name that is not UTF-8)"
 
 
 def _is_ours(table: str, name: str) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
+from farm import jsontext
 from farm.errors import ResultsUnwritable, UsageError
 from farm.hostfile import lock
 from farm.processid import ProcessId
@@ -64,8 +65,10 @@ class Driver:
     @classmethod
     def parse(cls, text: str | None) -> Driver | None:
         """What `str` wrote; None where there is none, or an older version's words."""
-        with contextlib.suppress(TypeError, ValueError):
-            return cls(**json.loads(text or ""))
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            said = jsontext.loads(text or "")
+            return cls(jsontext.word(said["host"]), jsontext.word(said["boot"]), jsontext.word(said["namespace"]),
+                       jsontext.whole(said["pid"]), jsontext.whole(said["started"]))
         return None
 
     def __str__(self) -> str:
@@ -114,7 +117,7 @@ def driving(store: Store, run: str) -> Iterator[None]:
 def _taken(file: Path, run: str) -> int:
     """A handle that holds the lock.  Open for reading: else nobody could remount that disk read-only; NFS wants writing."""
     for access in (os.O_RDONLY, os.O_RDWR):
-        handle = os.open(file, access | os.O_CLOEXEC)
+        handle = os.open(file, access | os.O_NONBLOCK | os.O_CLOEXEC)  # where somebody laid a pipe, too
         try:
             _take(handle, run)
             return handle
@@ -144,7 +147,7 @@ def _is_held(store: Store, run: str) -> bool:
     if file is None:
         return False
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # a run of before there was one, or not ours to read
         return False
     try:

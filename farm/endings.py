@@ -18,6 +18,7 @@ from farm.lifeline import Supervised
 from farm.records import Reason
 from farm.serverlog import TAIL_LINES, ServerLog
 from farm.serverspec import ServerSpec
+from farm.supervisor import signal_name
 from farm.watch import Member, Watch, members, said, tells_of_dead_engine
 
 LOST_WITHIN_S = 3.0  # after a failed request, how long a dying server may take to be gone
@@ -173,5 +174,5 @@ def is_the_trees_fault(error: BootFailure, arm: Arm, booted: Collection[str]) ->
 
 def _status(status: int | None) -> str:
     if status is not None and status < 0:
-        return f"signal {signal.Signals(-status).name}"
+        return f"signal {signal_name(-status)}"
     return f"exit status {status}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from farm import jsontext
+from farm.hostfile import content, open_to_read
 from farm.processid import ProcessId
 
 PREFIX = "farm-"
@@ -40,10 +41,12 @@ def owner(folder: Path) -> ProcessId | None:
 def written_by(note: Path) -> ProcessId | None:
     """The process that a note names; None where this user wrote none."""
     try:
-        with open(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            there = os.fstat(file.fileno())
-            if there.st_uid != os.getuid() or not stat.S_ISREG(there.st_mode):
-                return None
-            return ProcessId(**json.load(file))
-    except (OSError, TypeError, ValueError):
+        fd = open_to_read(note)
+        if fd is None:
+            return None
+        try:
+            return ProcessId.of(jsontext.loads(content(fd))) if os.fstat(fd).st_uid == os.getuid() else None
+        finally:
+            os.close(fd)
+    except (OSError, KeyError, TypeError, ValueError):
         return None

@@ -7,7 +7,6 @@ under test may print anything.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,10 +16,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from farm import folders
+from farm import folders, jsontext
 from farm.bench import Card
 from farm.lifeline import ProcessesLeft, Supervised
 from farm.records import Outcome, Reason, Verdict
+from farm.supervisor import signal_name
 
 _INSIDE = Path(__file__).parent / "inside"
 SCRIPTS = {"cpu": _INSIDE / "health_cpu.py", "cuda": _INSIDE / "health_cuda.py"}
@@ -113,16 +113,16 @@ def _found(folder: Path, status: int | None, limit_s: float) -> tuple[str, str]:
         return "failed", f"the probe did not end within {limit_s:.0f} s"
     said = _lines(folder / "out")
     try:
-        found = json.loads(said[-1]) if said else {}
+        found = jsontext.loads(said[-1]) if said else {}
         (outcome, detail), = found.items()
     except (ValueError, AttributeError):
         outcome = detail = None
     if (outcome, status) in (("passed", 0), ("failed", 1), ("unknown", 0)):
         return outcome, str(detail)
     if status in _SOMEBODY_ENDED_IT:
-        return "unknown", f"somebody ended the probe with {signal.Signals(-status).name}; is the machine short of memory?"
+        return "unknown", f"somebody ended the probe with {signal_name(-status)}; is the machine short of memory?"
     last = next(reversed(_lines(folder / "err")), "it said nothing")
-    ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    ended = f"signal {signal_name(-status)}" if status < 0 else f"exit status {status}"
     return "failed", f"the probe ended with {ended}: {last}"
 
 

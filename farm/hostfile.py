@@ -20,6 +20,7 @@ from pathlib import Path
 from farm.errors import FarmError
 
 POLL_S = 0.02
+MOST = 2**20  # bytes of a file that are looked at: everybody may write there, and as much as they like
 _TRIES = 10  # each lost to somebody who made or removed the file in between
 # What somebody else may have laid there is not followed, and not waited for: a link, a pipe.
 _PLAIN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -80,8 +81,8 @@ def told(path: Path) -> Iterator[None]:
 
 
 def content(fd: int) -> bytes:
-    """All that the open file holds."""
-    return os.pread(fd, os.fstat(fd).st_size, 0)
+    """What the open file holds, of a longer one its last MOST bytes."""
+    return os.pread(fd, MOST, max(0, os.fstat(fd).st_size - MOST))
 
 
 def is_at(fd: int, path: Path) -> bool:

@@ -52,6 +52,7 @@ _DRIVER = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 _OF_ALL_CARDS = "/dev/dxg"  # under WSL2
 _NOT_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH")  # the host's own; what of them is the system's is shown anyway
 _PATH = re.compile(r"(?<![\w.~-])/[\w.@+:/-]*\w")
+_SPACED = re.compile(r"""(?:^|[=:"'])(/[^="'\0]* [^="'\0]*)""")  # a whole word or value, or a string of JSON
 # Where there is no network, torch and vLLM would look for an address by which others reach them.
 VARIABLES: Mapping[str, str] = {
     "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
@@ -187,15 +188,23 @@ def named(words: Iterable[str]) -> list[Path]:
 
     One that would show a whole home, and the root, are left out.
     """
-    found = {Path(match.group()) for word in words for match in _PATH.finditer(word)}
-    return sorted(path for path in found if path.exists() and not _is_wide(path) and not _of_system(path) and
+    found = {Path(said) for word in words for how in (_PATH, _SPACED) for said in _said(how, word)}
+    return sorted(path for path in found if os.path.exists(path) and not _is_wide(path) and not _of_system(path) and
                   not path.is_relative_to("/proc") and not path.is_relative_to("/dev"))
+
+
+def _said(how: re.Pattern[str], word: str) -> Iterator[str]:
+    for match in how.finditer(word):
+        yield match.group(how.groups)
 
 
 def _not_for_everybody(folder: str) -> Iterator[str]:
     """What is below a folder that not every user may read: whoever runs the farm may be root."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda e: e.name):
+    entries: list[os.DirEntry[str]] = []
+    with suppress(OSError), os.scandir(folder) as found:
+        entries = sorted(found, key=lambda e: e.name)
+    for entry in entries:
+        with suppress(FileNotFoundError):  # it alone is gone meanwhile; what comes after it is not
             if entry.is_symlink():
                 continue
             if not entry.stat(follow_symlinks=False).st_mode & stat.S_IROTH:

@@ -66,6 +66,7 @@ class Keeper:
         self._start = self._journal.opened(run, Start(now.power_limit_w, now.driver))
         self._interpreter: Interpreter | None = None  # of the attempt that goes on
         self._proved = False  # a probe has passed, and nothing since was suspect
+        self._still_held: Callable[[], bool] = lambda: True
 
     def standing(self) -> Quarantine | None:
         """The quarantine in force.  One that is over is none: a probe decides at the next use."""
@@ -83,8 +84,11 @@ class Keeper:
             progress(f"waits for {self._where()}: held by {holder or 'somebody who is not named yet'}")
 
         try:
-            with self._lock.held(self._run, cell, wait_s=self._policy.busy_wait_s, waiting=waiting):
-                yield
+            with self._lock.held(self._run, cell, wait_s=self._policy.busy_wait_s, waiting=waiting) as self._still_held:
+                try:
+                    yield
+                finally:
+                    self._still_held = lambda: True
         except Held as held:
             raise FarmError(f"{self._where()} was still held after {duration(self._policy.busy_wait_s)} by {held}; see farm "
                             "cards, and give cards.busy_wait_s more time or run it later", reason=Reason.CARD_BUSY) from held
@@ -98,6 +102,10 @@ class Keeper:
         """
         begun, told_at = time.monotonic(), None
         while True:
+            if not self._still_held():
+                raise FarmError(f"{self._where()}: {self._lock.path} was removed or replaced while this run held it, so "
+                                f"another farm may have the card too; who cleans {self._lock.path.parent}?",
+                                reason=Reason.CARD_BUSY)
             now = self._reading()
             self._refuse_change(now)
             busy = self._busy(now)

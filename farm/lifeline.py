@@ -12,7 +12,7 @@ all of them get TERM, after a grace KILL, and the supervisor leaves only when
 none is left.  The shim exists because Ray kills the direct children of an
 actor that dies: it takes that blow, and the supervisor lives to clean up.
 Should the supervisor itself be killed, the child dies with it (parent-death
-signal) and the caller sweeps the rest by the `FARM_LIFELINE` mark that they carry.
+signal) and the caller sweeps the rest: its family by the `FARM_LIFELINE` mark (farm.family).
 Should both be killed, the next farm on this host does (farm.sweep), from the
 record that the supervisor writes when it starts and removes when nothing is left.
 
@@ -37,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farm import supervisor
+from farm.family import family, kill
 from farm.supervisor import (
     CELL_MARK,
     GRACE_S,
@@ -50,7 +51,6 @@ from farm.supervisor import (
     parents,
     regions,
     remove_regions,
-    signal_all,
     started,
     world,
 )
@@ -93,6 +93,7 @@ class Supervised:
         self.pid = 0
         self.supervisor_pid = 0
         self._shim, self._channel = shim, channel
+        self._since = started(shim.pid) or 0  # ours until it is waited for: its id is not given anew
         self._lock = threading.Lock()
         self._buffer = b""
         self._failed: str | None = None
@@ -138,7 +139,8 @@ class Supervised:
             "stdin": None if stdin_path is None else str(stdin_path),
             "record": None if record is None else str(record), "life": _life(mark, env),
         }
-        ours.sendall(json.dumps(order).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what it did not hear, it does not answer
+            ours.sendall(json.dumps(order).encode() + b"\n")
         child._listen(lambda: child.pid or child._failed, timeout_s=30.0)
         if not child.pid:
             child._close()
@@ -213,9 +215,11 @@ class Supervised:
                 fd = self._channel.fileno()
             wait = max(0.0, deadline - time.monotonic())
             ready = False
-            with contextlib.suppress(OSError):  # another thread has closed it
+            with contextlib.suppress(OSError, ValueError):  # another thread has closed it
                 # Without the lock: a thread that waits would starve the one that wants to terminate.
-                ready = bool(select.select([fd], [], [], min(wait, 0.2))[0])
+                poll = select.poll()  # select knows no descriptor from 1024 on
+                poll.register(fd, select.POLLIN)
+                ready = bool(poll.poll(1000 * min(wait, 0.2)))
             if ready:
                 with self._lock:
                     self._read()
@@ -250,28 +254,30 @@ class Supervised:
             self._shim.wait(timeout=5.0)
 
     def _sweep(self) -> list[int]:
-        """The supervisor is gone without a word: kill what carries the mark, and wait until it is gone, memory and all.
+        """The supervisor is gone without a word: kill the tree's family, and wait until it is gone, memory and all.
 
         A process that ends has no environment any more while the kernel still takes its memory back, so those that
         were seen once are remembered.
         """
-        seen = {} if self._began is None else {self.pid: self._began}
+        seen = set() if self._began is None else {(self.pid, self._began)}
+        us = line_of(os.getpid())
         mapped = set(self._regions)
         deadline = time.monotonic() + STUBBORN_S
         while True:
-            found = carrying(MARK, self.mark)
-            seen |= {pid: began for pid in found if pid not in seen and (began := started(pid)) is not None}
-            left = [pid for pid, began in seen.items() if started(pid) == began]
+            found = family(MARK, self.mark, since=self._since, ancestors=us)
+            seen |= set(found)
+            left = [process for process in sorted(seen) if started(process[0]) == process[1]]
             if not left or time.monotonic() > deadline:
                 break
-            mapped |= set() if self._within else regions(found)
-            signal_all([pid for pid in left if pid in found], signal.SIGKILL)
+            mapped |= set() if self._within else regions([pid for pid, _ in found])
+            for process in left:
+                kill(process)
             time.sleep(0.05)
         if not left:
             remove_regions(mapped)
             if self.record is not None:
                 self.record.unlink(missing_ok=True)
-        return left
+        return [pid for pid, _ in left]
 
 
 def _life(mark: str, env: Mapping[str, str]) -> dict[str, object]:

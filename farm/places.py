@@ -13,7 +13,7 @@ from farm.errors import UsageError
 
 def default_cache() -> Path:
     """FARM_CACHE, or the user's cache directory: pins, trees, models, logs."""
-    return Path(os.environ.get("FARM_CACHE") or platformdirs.user_cache_dir("patch-farm"))
+    return Path(os.environ.get("FARM_CACHE") or platformdirs.user_cache_dir("patch-farm")).absolute()
 
 
 def usable_cache() -> Path:
@@ -42,7 +42,7 @@ def host_state() -> Path:
     there, everybody finds the same one.  Made with mode 1777; what is in it has 0666.  Raises UsageError.
     """
     named = os.environ.get("FARM_HOST_STATE")
-    places = (Path(named),) if named else _SHARED
+    places = (Path(named).absolute(),) if named else _SHARED  # supervisors run in another folder
     found = next((p for p in places if p.is_dir()), None) or next((p for p in places if _made(p)), None)
     if found is None or found.is_symlink() or not os.access(found, os.W_OK | os.X_OK):
         raise UsageError(f"the host's state folder {found or places[-1]}, which holds the locks of cards, cannot be written "

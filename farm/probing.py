@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -23,14 +24,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from farm import jsontext
 from farm.bench import Card, ProbeTrace
 from farm.errors import InvalidMeasurement
+from farm.hostfile import open_to_read
 from farm.probe import farm_probe
 from farm.records import Reason
 
 VERSION = "1"  # of the distribution that vLLM finds the plugin by
 PATIENCE_S = 10.0  # for the next step of an engine that still has requests; a chunk on a CPU takes 2 s
 POLL_S = 0.005
+# What the server itself may have written there is read no further than this, in bytes.
+MOST_ATTESTED = 2**20  # a few lines a process
+MOST_PROBED = 2**26  # between two looks; an hour of steps is a quarter of it
 
 
 def install(cache: Path) -> Path:
@@ -89,7 +95,7 @@ def attested(path: Path) -> tuple[Attestation, ...]:
     Raises InvalidMeasurement (wrong-tree) where a process could not say what it runs.
     """
     wanted = {"pid": int, "process": str, "package": str, "version": str, "files": int, "files_sha256": str}
-    lines, _ = _lines(path, 0)
+    lines, _ = _lines(path, 0, MOST_ATTESTED, Reason.WRONG_TREE)
     for line in lines:
         if line.get("event") == "failed":
             raise InvalidMeasurement(f"process {line.get('pid')} could not attest its vLLM: {line.get('detail')} ({path})",
@@ -115,12 +121,19 @@ def check_attested(attestations: Sequence[Attestation], tree: Path, pids: Collec
                           "look for VLLM_PLUGINS or a PYTHONPATH of the profile's own")
     for said in attestations:
         where = f"process {said.pid} ({said.process})"
-        if said.package.resolve() != package:
+        if not _is_there(said.package, package):
             raise _wrong_tree(tree, f"{where} has loaded {said.package}; look for another vllm on its PYTHONPATH or in its "
                               "site-packages")
         if said.files_sha256 != expected:
             raise _wrong_tree(tree, f"{where} found other files in {said.package} than there are now; something wrote to the "
                               f"tree since: rm -r {tree}")
+
+
+def _is_there(said: Path, package: Path) -> bool:
+    try:
+        return said.resolve() == package
+    except (OSError, RuntimeError, ValueError):  # no path at all, or links in a ring
+        return False
 
 
 def _wrong_tree(tree: Path, what: str) -> InvalidMeasurement:
@@ -129,7 +142,7 @@ def _wrong_tree(tree: Path, what: str) -> InvalidMeasurement:
 
 def cards_seen(path: Path) -> tuple[str, ...] | None:
     """UUIDs of the cards that the boot's engines see from inside, as CUDA tells them; None where no engine said."""
-    lines, _ = _lines(path, 0)
+    lines, _ = _lines(path, 0, MOST_ATTESTED, Reason.WRONG_CARD)
     said = [line["cards"] for line in lines if line.get("event") == "cards" and isinstance(line.get("cards"), list)]
     return tuple(dict.fromkeys(_uuid(card) for cards in said for card in cards)) if said else None
 
@@ -142,8 +155,10 @@ def check_cards(seen: tuple[str, ...] | None, card: Card) -> None:
                                  "script, and compare nvidia-smi -L", reason=Reason.WRONG_CARD)
 
 
-def _uuid(said: str) -> str:
-    """As NVML writes it: torch leaves the prefix out."""
+def _uuid(said: Any) -> str:
+    """As NVML writes it: torch leaves the prefix out.  What is no UUID is shown as it was said."""
+    if not isinstance(said, str) or not said.isprintable():
+        return f"{said!a:.80}"
     return said if said.startswith(("GPU-", "MIG-")) else f"GPU-{said}"
 
 
@@ -239,7 +254,7 @@ class Reader:
         )
 
     def _read(self) -> None:
-        lines, self._offset = _lines(self.path, self._offset)
+        lines, self._offset = _lines(self.path, self._offset, MOST_PROBED, Reason.NO_SAMPLES)
         for line in lines:
             try:
                 self._take(line)
@@ -252,7 +267,7 @@ class Reader:
     def _take(self, line: Mapping[str, Any]) -> None:
         match line.get("event"):
             case "engine":
-                self._engines[line["engine"]] = _Engine(int(line["pool_blocks"]))
+                self._engines[jsontext.text(line["engine"])] = _Engine(jsontext.whole(line["pool_blocks"]))
             case "unknown-api" | "failed" as event:
                 self._faults.append(f"{event} in process {line['pid']} of vLLM {line['version']}: {line['detail']}")
             case None:
@@ -263,11 +278,20 @@ class Reader:
         engine = self._engines[name]
         if line["n"] != engine.lines:
             self._faults.append(f"engine {name} wrote line {line['n']} after line {engine.lines - 1}: lines are lost")
-        moments = [_Moment(t, name, used, tokens, tuple((r, b, a) for r, b, a in retired))
-                   for t, used, tokens, retired in line["steps"]]
-        moments.append(_Moment(line["t"], name, line["used"], 0, tuple((r, b, a) for r, b, a in line["retired"])))
-        engine.lines, engine.told_at, engine.busy = line["n"] + 1, line["t"], bool(line["running"] or line["waiting"])
+        moments = [_moment(name, t, used, tokens, retired) for t, used, tokens, retired in line["steps"]]
+        moments.append(last := _moment(name, line["t"], line["used"], 0, line["retired"]))
+        engine.lines, engine.told_at, engine.busy = line["n"] + 1, last.t, bool(line["running"] or line["waiting"])
         self._moments += moments
+
+
+def _moment(engine: str, t: Any, used: Any, tokens: Any, retired: Any) -> _Moment:
+    """Raises TypeError, ValueError."""
+    return _Moment(jsontext.number(t), engine, jsontext.whole(used), jsontext.whole(tokens),
+                   tuple((jsontext.text(request), _blocks(before), _blocks(after)) for request, before, after in retired))
+
+
+def _blocks(said: Any) -> int | None:
+    return None if said is None else jsontext.whole(said)
 
 
 @dataclass
@@ -294,19 +318,29 @@ def _no_samples(what: str) -> InvalidMeasurement:
     return InvalidMeasurement(what, reason=Reason.NO_SAMPLES)
 
 
-def _lines(path: Path, offset: int) -> tuple[list[Mapping[str, Any]], int]:
-    """The JSON objects among the whole lines from `offset` on, and where the next line begins; a torn last one is left."""
+def _lines(path: Path, offset: int, most: int, reason: Reason) -> tuple[list[Mapping[str, Any]], int]:
+    """The JSON objects among the whole lines from `offset` on, and where the next line begins; a torn last one is left.
+
+    A patch under test may have put there what it likes.  Raises InvalidMeasurement for what is no file, or longer than `most`.
+    """
     try:
-        with path.open("rb") as file:
+        fd = open_to_read(path)
+        if fd is None:
+            return [], offset
+        with open(fd, "rb") as file:
             file.seek(offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-    except FileNotFoundError:
-        return [], offset
+            if os.fstat(fd).st_size - offset > most:
+                raise InvalidMeasurement(f"{path} has grown by more than {most / 2**20:.0f} MiB: that is not the probe's; does "
+                                         "the tree write to it?", reason=reason)
+            whole, newline, _ = file.read(most).rpartition(b"\n")
+    except OSError as error:
+        raise InvalidMeasurement(f"{path} is no file of the probe's any more ({error}); does the tree write to it?",
+                                 reason=reason) from error
     found = []
     for raw in whole.split(b"\n"):
         try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
+            line = jsontext.loads(raw)
+        except ValueError:
             continue
         if isinstance(line, dict):
             found.append(line)

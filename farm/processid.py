@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
+from farm import jsontext
 from farm.supervisor import started, world
 
 
@@ -20,6 +22,12 @@ class ProcessId:
     @classmethod
     def here(cls) -> ProcessId:
         return cls(world(), os.getpid(), started(os.getpid()))
+
+    @classmethod
+    def of(cls, said: Any) -> ProcessId:
+        """From the JSON of one.  Raises KeyError, TypeError, ValueError."""
+        began = said["started"]
+        return cls(jsontext.text(said["world"]), jsontext.whole(said["pid"]), None if began is None else jsontext.whole(began))
 
     @property
     def lives(self) -> bool | None:

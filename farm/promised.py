@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from farm import jsontext
 from farm.childenv import redact, redact_argv
 from farm.plan import ArmSpec, Cell
 
@@ -55,7 +56,11 @@ def promised_cells(promise: str) -> frozenset[str]:
 
 def differences(before: str, now: str) -> list[str]:
     """Sentences, the most telling first; empty where both promise the same."""
-    old, new = json.loads(before), json.loads(now)
+    new = json.loads(now)
+    try:
+        old = _plan(before)
+    except (KeyError, TypeError, ValueError):
+        return ["what it promised cannot be read any more (column plan of its row in the table runs)"]
     told = [f"{name} {change}" for name, change in _changes(old["rules"], new["rules"])]
     gone = {i: f for i, f in old["cells"].items() if i not in new["cells"]}
     come = {i: f for i, f in new["cells"].items() if i not in old["cells"]}
@@ -72,6 +77,17 @@ def differences(before: str, now: str) -> list[str]:
     elif come:
         told.append(f"{_cells(list(come))} is new in this matrix")
     return told
+
+
+def _plan(text: str) -> Mapping[str, Any]:
+    """Raises KeyError, TypeError, ValueError where it is none of `promise`."""
+    said = jsontext.loads(text)
+    return {"only": [jsontext.text(word) for word in said["only"]], "rules": _facts(said["rules"]),
+            "cells": {cell: _facts(found) for cell, found in dict(said["cells"]).items()}}
+
+
+def _facts(said: Any) -> dict[str, str]:
+    return {name: jsontext.text(value) for name, value in dict(said).items()}
 
 
 def listed(sentences: Sequence[str]) -> str:

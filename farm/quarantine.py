@@ -8,6 +8,7 @@ in one write under a lock; one that was cut off by a crash is passed over.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from farm import jsontext
 from farm.hostfile import content, lock, open_shared, open_to_read, told
 from farm.records import Reason, utc_now
 
@@ -168,7 +170,10 @@ def _append(fd: int, event: Mapping[str, Any]) -> None:
     size = os.fstat(fd).st_size
     # A line without an end: its writer was killed, and this one must not be lost with it.
     cut_off = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-    os.pwrite(fd, b"\n" * cut_off + json.dumps(event).encode() + b"\n", size)
+    line = b"\n" * cut_off + json.dumps(event).encode() + b"\n"
+    if os.pwrite(fd, line, size) < len(line):  # it took what fitted, and says no more than that
+        os.ftruncate(fd, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(fd)
 
 
@@ -180,22 +185,23 @@ def _fold(text: bytes) -> History:
     starts: dict[str, Start] = {}
     for line in text.split(b"\n"):
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # cut off, or not ours: passed over
-            said = json.loads(line)
+            said = jsontext.loads(line)
             match said["event"]:
                 case "start":
-                    starts[said["run"]] = Start(said["power_limit_w"], said["driver"])
+                    starts[jsontext.text(said["run"])] = _start(said)
                 case "probe":
-                    probed = Probed(datetime.fromisoformat(said["at_utc"]), said["outcome"], said["detail"])
+                    probed = Probed(jsontext.moment(said["at_utc"]), jsontext.text(said["outcome"]),
+                                    jsontext.text(said["detail"]))
                 case "error":
                     errors.append(_error(said))
                 case "quarantined":
-                    quarantine = Quarantine(Reason(said["reason"]), datetime.fromisoformat(said["until_utc"]),
-                                            tuple(map(_error, said["errors"])))
+                    quarantine = Quarantine(Reason(said["reason"]), _until(said), tuple(map(_error, said["errors"])))
                     errors = []
                 case "returned":
                     quarantine = None
-            name = said.get("card_name") or name
-    recent = tuple(e for e in errors if utc_now() - e.at_utc < COUNTED)
+            if said.get("card_name"):
+                name = jsontext.text(said["card_name"])
+    recent = tuple(e for e in errors if abs(utc_now() - e.at_utc) < COUNTED)  # of the future: by a clock that was wrong
     return History(name, recent, quarantine, probed, starts)
 
 
@@ -205,11 +211,23 @@ def _said(error: CardError) -> dict[str, Any]:
 
 
 def _error(said: Mapping[str, Any]) -> CardError:
-    return CardError(datetime.fromisoformat(said["at_utc"]), Reason(said["reason"]), said["detail"], said["run"], said["cell"])
+    return CardError(jsontext.moment(said["at_utc"]), Reason(said["reason"]), jsontext.text(said["detail"]),
+                     jsontext.text(said["run"]), jsontext.text(said["cell"]))
+
+
+def _start(said: Mapping[str, Any]) -> Start:
+    limit, driver = said["power_limit_w"], said["driver"]
+    return Start(None if limit is None else jsontext.number(limit), None if driver is None else jsontext.text(driver))
+
+
+def _until(said: Mapping[str, Any]) -> datetime:
+    """When a quarantine ends; one that begins in the future was imposed by a wrong clock, and the card is on trial."""
+    begins = jsontext.moment(said["at_utc"])
+    return min(begins, utc_now()) if begins - utc_now() > COUNTED else jsontext.moment(said["until_utc"])
 
 
 def _shorten(fd: int) -> None:
     """In place, since a sticky folder lets nobody replace another user's file.  Killed half way, it leaves lines twice."""
-    kept = b"\n".join(content(fd).split(b"\n")[-KEPT_LINES:])
+    kept = b"\n".join(content(fd).split(b"\n")[-KEPT_LINES:])[-LONGEST:]
     os.pwrite(fd, kept, 0)
     os.ftruncate(fd, len(kept))

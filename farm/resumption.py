@@ -65,7 +65,7 @@ def resumed(store: Store, run: str, promise: str, commit: str | None) -> Beginni
     """
     unchanged(store, run, promise)
     row = _row(store, run)
-    final = {r["cell"]: Verdict(r["verdict"]) for r in store.read("cells", run).to_pylist() if r["final"]}
+    final = {r["cell"]: _verdict(run, r) for r in store.read("cells", run).to_pylist() if r["final"]}
     if strange := sorted(set(final) - promised_cells(promise)):
         raise UsageError(f"--resume {run}: the configuration or a patch has changed since, cell {strange[0]} is not in this "
                          "matrix any more; start a new run")
@@ -74,6 +74,14 @@ def resumed(store: Store, run: str, promise: str, commit: str | None) -> Beginni
         note = f"note: the run began with the project at {row['project_commit'][:24]}, it goes on at {(commit or '?')[:24]}"
     return Beginning(run, final, row.get("started_utc") or utc_now(), row.get("wall_s") or 0.0,
                      row.get("status") == "finished", note)
+
+
+def _verdict(run: str, row: Mapping[str, Any]) -> Verdict:
+    try:
+        return Verdict(row["verdict"])
+    except ValueError as error:
+        raise UsageError(f"--resume {run}: cell {row['cell']} has the verdict {row['verdict']!r}, which this version of the "
+                         "farm does not know; resume it with the version that wrote it") from error
 
 
 def _row(store: Store, run: str) -> dict[str, Any]:

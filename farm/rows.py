@@ -7,14 +7,16 @@ the string "abc" into a list column as three strings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from farm.errors import FarmError
 from farm.schemas import IDENTITY, SCHEMAS
 
+_YEARS = (datetime(1, 1, 2, tzinfo=timezone.utc), datetime(9999, 12, 30, tzinfo=timezone.utc))  # of datetime, in any zone
 _REQUIRED = tuple(f.name for f in IDENTITY if not f.nullable)
 
 
@@ -52,9 +54,23 @@ def conform(table: pa.Table, name: str) -> pa.Table:
             continue
         try:
             columns.append(table.column(field.name).cast(field.type))
+            columns[-1].validate(full=True)  # text that is no UTF-8 would fail whoever reads it
         except pa.ArrowException as error:
             raise Foreign(f"column {field.name} does not convert: {first_line(error)}") from error
+        if not field.nullable and columns[-1].null_count:
+            raise Foreign(f"column {field.name}: a row has no value")
+        if pa.types.is_timestamp(field.type) and not _is_readable(columns[-1]):
+            raise Foreign(f"column {field.name}: a time beyond the year 9999, or before the first")
     return pa.Table.from_arrays(columns, schema=SCHEMAS[name])
+
+
+def _is_readable(times: pa.ChunkedArray) -> bool:
+    """Whether each is a time that Python's datetime can hold."""
+    first, last = (pa.scalar(year, times.type) for year in _YEARS)
+    found = pc.min_max(times)
+    if not found["min"].is_valid:  # there is none
+        return True
+    return pc.greater_equal(found["min"], first).as_py() and pc.less_equal(found["max"], last).as_py()
 
 
 def first_line(error: BaseException) -> str:

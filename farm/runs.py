@@ -50,7 +50,7 @@ def lines(store: Store, now: datetime | None = None) -> list[RunLine]:
 
 def status(store: Store, run: str, row: Mapping[str, Any]) -> str:
     """How a run stands: a row that says `running` is as true as its process is alive."""
-    if not row:
+    if not row or row.get("status") is None:
         return UNKNOWN
     if row["status"] != RUNNING:
         return row["status"]
@@ -87,8 +87,9 @@ def _line(store: Store, run: str, row: Mapping[str, Any], now: datetime) -> RunL
     started, wall_s = row.get("started_utc"), row.get("wall_s")
     age_s = None if started is None else (now - started).total_seconds()
     over = stands.startswith(RUNNING) or (stands == "finished" and len(final) >= (row.get("cells") or 0))
+    command = [word for word in row.get("command") or () if word] or ["farm", "matrix", "CONFIG"]
     return RunLine(run, stands, row.get("exit_code"), len(final), row.get("cells"), started, age_s, wall_s,
-                   None if over else resumption(row.get("command") or ["farm", "matrix", "CONFIG"], run, store.root))
+                   None if over else resumption(command, run, store.root))
 
 
 def resumption(command: Sequence[str], run: str, root: str) -> str:

@@ -103,9 +103,9 @@ class Store:
         identity = {"run": run, "cell": cell, "attempt": attempt}
         tables = {table: to_arrow(table, rows[table], identity) for table in _CELL_TABLES if rows.get(table)}
         name = f"{cell}-{attempt}.parquet"
-        self._refuse_second_commit(run, name)
         paths = {table: self.files.path(table, run, name) for table in sorted(tables, key=lambda t: t == "cells")}
         with self._writing(run):
+            self._refuse_second_commit(run, name)
             # A killed process may have left some of this attempt's files, also of tables that have no rows now.
             self.files.delete(self.files.path(t, run, name) for t in _CELL_TABLES if t not in tables)
             for table, path in paths.items():
@@ -224,7 +224,10 @@ class Store:
 
     def runs(self) -> list[str]:
         """Ids of all runs that wrote anything, in name order."""
-        found = self.files.runs("runs") | self.files.runs("cells")
+        try:
+            found = self.files.runs("runs") | self.files.runs("cells")
+        except OSError as error:
+            raise UsageError(f"results root {self.root} cannot be read ({first_line(error)}); check access") from error
         return sorted(run for run in found if _SAFE.fullmatch(run))
 
     def connect(self) -> duckdb.DuckDBPyConnection:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 MARK = "FARM_LIFELINE"  # environment variable: every process of one tree carries the same value
@@ -33,12 +34,23 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38  # 
 # --- the process table ----------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _if_there() -> Iterator[None]:
+    """A look at a process that may have ended, or is not ours to look at: the block is left.  That we can open no more files
+    says nothing of the process, and is raised: a farm that lives would be taken for one that has ended."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+
+
 def parents() -> dict[int, int]:
     """pid -> parent pid, of everything that runs."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(OSError):  # ended meanwhile
+            with _if_there():
                 line = Path("/proc", entry, "stat").read_bytes()
                 found[int(entry)] = int(line.rpartition(b")")[2].split()[1])  # the name may hold anything
     return found
@@ -60,7 +72,7 @@ def carrying(name: str, value: str) -> list[int]:
     wanted = f"{name}={value}".encode()
     found = []
     for pid in parents():
-        with contextlib.suppress(OSError):
+        with _if_there():
             if pid != os.getpid() and wanted in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"):
                 found.append(pid)
     return found
@@ -69,11 +81,10 @@ def carrying(name: str, value: str) -> list[int]:
 def started(pid: int) -> int | None:
     """When a process began, in clock ticks since the machine's boot; None where it has ended.  With it a process id means
     one process for ever: ids are used again."""
-    try:
+    with _if_there():
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in b"ZX" else int(fields[19])
+        return None if fields[0] in b"ZX" else int(fields[19])
+    return None
 
 
 def world() -> str:
@@ -99,7 +110,7 @@ def regions(pids: Sequence[int]) -> set[str]:
     """Files of offloaded blocks that these processes have mapped, and that are still there under their names."""
     found = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
+        with _if_there():
             lines = Path("/proc", str(pid), "maps").read_text(encoding="utf-8", errors="replace").splitlines()
             found |= {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and fields[5].startswith(REGIONS)}
     return {path for path in found if os.path.exists(path)}
@@ -120,6 +131,14 @@ def remove_regions(paths: Iterable[str]) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
     return kept
+
+
+def signal_name(number: int) -> str:
+    """As kill(1) knows it; of the real-time signals the module knows two alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else str(number)
 
 
 def signal_all(pids: Sequence[int], number: int) -> None:
@@ -267,7 +286,8 @@ class _Supervisor:
 
 
 def _supervise(fd: int) -> None:
-    channel = socket.socket(fileno=fd)
+    channel = socket.socket(fileno=os.dup(fd))  # the caller's number may be one that select does not know, from 1024 on
+    os.close(fd)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()

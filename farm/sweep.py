@@ -2,11 +2,9 @@
 
 A supervisor ends its tree whatever becomes of its caller; only where both were killed is anything left.  Each wrote a
 record when it started (farm.supervisor), in a folder of this user alone; a record that is still there, of a caller
-that is gone, says what to look for.  A process is ours if it is the recorded supervisor or child by id and start time,
-or if it carries the record's mark (128 random bits, in the environment that only our own children inherit), began
-after the supervisor, is this user's, and hangs where an orphan of that caller hangs: below another one of ours or below
-one of the caller's own ancestors.  So neither an id that was given anew is taken for ours, nor a process that somebody
-started with a copy of our environment, nor anything of a farm that lives.
+that is gone, says what to look for: the supervisor and its child by id and start time, and their family by the record's
+mark (farm.family).  So nothing is touched of a farm that lives, nor a process that somebody started with a copy of our
+environment.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import stat
 import tempfile
 import time
@@ -25,12 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from farm import folders
+from farm import folders, jsontext
+from farm.family import Process, family, kill
+from farm.hostfile import content, open_to_read
 from farm.processid import ProcessId
 from farm.supervisor import GRACE_S, MARK, REGIONS, STUBBORN_S, parents, regions, remove_regions, started, world
 
 _TOLD = ".told"  # end of the name of a note, among the records, of who told a run what was left alone
-Process = tuple[int, int]  # id, start time in clock ticks since the machine's boot
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,17 @@ class Life:
     def read(cls, file: Path) -> Life | None:
         """None where the file is no record: half of one cannot be, but somebody may have written there by hand."""
         try:
-            said: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            child = said.get("child")
-            return cls(file, str(said["mark"]), said.get("run"), str(said["world"]),
-                       tuple(_process(p) for p in said["owners"]), _process(said["supervisor"]),
-                       None if child is None else _process(child), tuple(map(str, said.get("regions", ()))))
+            record = open_to_read(file)
+            if record is None:
+                return None
+            try:
+                said: Mapping[str, Any] = jsontext.loads(content(record))
+            finally:
+                os.close(record)
+            child, run = said.get("child"), said.get("run")
+            return cls(file, jsontext.word(said["mark"]), None if run is None else jsontext.word(run),
+                       jsontext.word(said["world"]), tuple(_process(p) for p in said["owners"]), _process(said["supervisor"]),
+                       None if child is None else _process(child), tuple(map(jsontext.word, said.get("regions", ()))))
         except (OSError, AttributeError, KeyError, TypeError, ValueError):
             return None
 
@@ -130,7 +134,7 @@ def _end(life: Life, ended: list[str], untouched: list[str]) -> None:
         told |= {process: _words(process[0]) for process in found if process not in told}
         mapped |= regions([pid for pid, _ in found])
         for process in found:
-            _kill(process)
+            kill(process)
         found = [(pid, began) for pid, began in told if started(pid) == began]
         if not found or time.monotonic() > until:
             break
@@ -159,40 +163,12 @@ def of_life(life: Life) -> list[Process]:
     """The processes of a life that are there now, as the module says."""
     if not _here(life):
         return []
-    above = parents()
-    alive = {pid: began for pid in above if (began := started(pid)) is not None}
-    ours = {p for p in (life.supervisor, life.child) if p is not None and alive.get(p[0]) == p[1]}
-    wanted = f"{MARK}={life.mark}".encode()
-    candidates = {(pid, began) for pid, began in alive.items()
-                  if began >= life.supervisor[1] and pid != os.getpid() and _carries(pid, wanted)}
-    roots = {pid for pid, began in life.owners if alive.get(pid) == began} | {0, 1}
-    while grown := {p for p in candidates - ours if above[p[0]] in roots or above[p[0]] in {pid for pid, _ in ours}}:
-        ours |= grown
-    return sorted(ours)
+    heads = [process for process in (life.supervisor, life.child) if process is not None]
+    return family(MARK, life.mark, since=life.supervisor[1], ancestors=life.owners, heads=heads)
 
 
 def _here(life: Life) -> bool:
     return world() == life.world
-
-
-def _carries(pid: int, wanted: bytes) -> bool:
-    try:
-        place = Path("/proc", str(pid))
-        return place.stat().st_uid == os.getuid() and wanted in (place / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-
-
-def _kill(process: Process) -> None:
-    """By a handle that is taken before the last look: the id cannot be given to another process in between."""
-    pid, began = process
-    with suppress(OSError):
-        handle = os.pidfd_open(pid)
-        try:
-            if started(pid) == began:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
 
 
 def _words(pid: int) -> str:
@@ -247,4 +223,4 @@ def _user(uid: int) -> str:
 
 def _process(said: Sequence[int]) -> Process:
     pid, began = said
-    return int(pid), int(began)
+    return jsontext.whole(pid), jsontext.whole(began)

@@ -38,7 +38,7 @@ class Member:
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped it (state T of proc(5))."""
-        with suppress(OSError):
+        with suppress(OSError):  # it has ended, or nothing can be opened: at least no sign that it was stopped
             return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
         return False
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from farm.errors import FarmError
 from farm.isolation import Sandbox
 from farm.pins import Pin, PinStore
 from farm.series import Series, load_series, series_directory
+from farm.supervisor import started
 from farm.trees import Tree, TreeStore
 from farm.worker import default_cache
 
@@ -40,6 +44,30 @@ def heeded_interrupts() -> None:
     """A shell starts what it runs in the background with SIGINT ignored, and so do children: theirs would never come."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def bystander() -> Iterator[Callable[[dict[str, str]], int]]:
+    """Starts a process with this environment, below a living parent that is none of the farm's; it must outlive the test."""
+    made = []
+
+    def begin(env: dict[str, str]) -> int:
+        below = ("import subprocess, sys\n"
+                 "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+                 "print(p.pid, flush=True)\np.wait()")
+        above = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {below!r}], env={env!r})"
+        shell = subprocess.Popen([sys.executable, "-c", above], env={}, stdout=subprocess.PIPE, text=True)
+        pid = int(shell.stdout.readline())
+        made.append((shell, pid))
+        return pid
+
+    yield begin
+    there = [pid for _, pid in made if started(pid) is not None]
+    for shell, pid in made:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        shell.communicate()
+    assert there == [pid for _, pid in made]
 
 
 @pytest.fixture(scope="module")

@@ -60,3 +60,10 @@ def test_a_driver_that_is_killed_takes_all_along_but_strangers(number):
         assert psutil.pid_exists(stranger)
     finally:
         os.kill(stranger, signal.SIGKILL)
+
+
+def test_a_copy_of_the_mark_is_left_alone(bystander):
+    with guarded():
+        child, pid = subprocess.Popen(SLEEP), bystander({MARK: os.environ[MARK]})
+    assert child.wait(timeout=5) == -signal.SIGKILL
+    assert psutil.Process(pid).environ()[MARK]

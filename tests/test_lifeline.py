@@ -211,6 +211,16 @@ def test_a_killed_supervisor_takes_the_child_along_and_the_caller_sweeps_the_res
     assert carrying(lifeline.MARK, child.mark) == []
 
 
+def test_a_copy_of_the_mark_is_left_alone_when_the_caller_sweeps(family, bystander):
+    child = family()
+    engine, pid = child.processes()[-1], bystander({lifeline.MARK: child.mark})
+    os.kill(child.supervisor_pid, signal.SIGKILL)
+    child.wait(WAIT_S)
+    child.terminate(0.1)
+    left = carrying(lifeline.MARK, child.mark)
+    assert pid in left and engine not in left
+
+
 def test_processes_of_a_run_are_found_by_its_mark(start):
     run = f"run-{os.getpid()}"
     child = start("import time; time.sleep(99)", env={"FARM_RUN": run})
