@@ -45,7 +45,7 @@ _COUNTED_SINCE = (5, 14)  # Linux: RLIMIT_NPROC counts the processes of a user n
 _TMP_SHARE = 8  # what lies in /tmp stays in memory when its writer is killed for want of it
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/nix",
            "/run/current-system", "/run/opengl-driver")  # the last three are of NixOS
-_MASKED = "/etc"
+_MASKED = {"/etc": 16, "/opt": 3}  # what not everybody may read there is hidden, down to this depth: /opt may hold whole trees
 _KNOBS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/fs", "/proc/scsi")  # root's own
 # What CUDA opens beside the card's own; /dev/nvidia-modeset is for displays, and /dev/nvidia-caps leads to other cards' parts.
 _DRIVER = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -111,8 +111,10 @@ class Sandbox:
                 argv += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 argv += ["--ro-bind", path, path]
-        for path in _not_for_everybody(_MASKED):
-            argv += ["--tmpfs", path, "--remount-ro", path] if os.path.isdir(path) else ["--ro-bind", os.devnull, path]
+        masked = [path for folder, depth in _MASKED.items() for path in _not_for_everybody(folder, depth)]
+        emptied = [path for path in masked if os.path.isdir(path)]
+        for path in masked:
+            argv += ["--tmpfs", path] if path in emptied else ["--ro-bind", os.devnull, path]
         argv += ["--proc", "/proc"]
         for path in filter(os.path.exists, _KNOBS):
             argv += ["--ro-bind", path, path]
@@ -127,10 +129,12 @@ class Sandbox:
                 path.mkdir(parents=True)
             shown[Path(os.path.abspath(path))] = "--bind"
         for path, how in sorted(shown.items(), key=lambda item: len(item[0].parts)):
-            if path.exists() and not (how == "--ro-bind" and _of_system(path)):
+            hidden = any(path.is_relative_to(other) for other in masked)
+            if path.exists() and (hidden or how == "--bind" or not _of_system(path)):
                 _refuse_wide(path)
                 argv += [how, str(path), str(path)]
-        argv += ["--remount-ro", "/dev", "--remount-ro", "/"]
+        for path in (*emptied, "/dev", "/"):
+            argv += ["--remount-ro", path]
         if cwd is not None:
             argv += ["--chdir", os.path.abspath(cwd)]
         return (*argv, "--", *self.limiter)
@@ -198,7 +202,7 @@ def _said(how: re.Pattern[str], word: str) -> Iterator[str]:
         yield match.group(how.groups)
 
 
-def _not_for_everybody(folder: str) -> Iterator[str]:
+def _not_for_everybody(folder: str, depth: int) -> Iterator[str]:
     """What is below a folder that not every user may read: whoever runs the farm may be root."""
     entries: list[os.DirEntry[str]] = []
     with suppress(OSError), os.scandir(folder) as found:
@@ -209,8 +213,8 @@ def _not_for_everybody(folder: str) -> Iterator[str]:
                 continue
             if not entry.stat(follow_symlinks=False).st_mode & stat.S_IROTH:
                 yield entry.path
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _not_for_everybody(entry.path)
+            elif depth > 1 and entry.is_dir(follow_symlinks=False):
+                yield from _not_for_everybody(entry.path, depth - 1)
 
 
 def _of_system(path: Path) -> bool:

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,3 +200,21 @@ def test_an_interpreter_of_an_environment_brings_the_one_below_it(tmp_path):
     (env / "bin" / "python").symlink_to("python3")
     (env / "pyvenv.cfg").write_text(f"home = {tmp_path}/other/bin\nversion = 3.11\n")
     assert isolation.interpreter(env / "bin" / "python") == [env, tmp_path / "other", base]
+
+
+def test_what_only_its_owner_may_read_is_hidden_but_for_what_is_named_below_it(sandbox, monkeypatch):
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # a sandbox has a /tmp of its own
+        place = Path(folder)
+        place.chmod(0o755)
+        (place / "ours" / "deep").mkdir(parents=True)
+        for name in ("ours/other", "ours/deep/named", "secret", "open"):
+            (place / name).write_text(f"{name}\n")
+        (place / "ours").chmod(0o700)
+        (place / "secret").chmod(0o600)
+        monkeypatch.setattr(isolation, "_SYSTEM", (*isolation._SYSTEM, folder))
+        monkeypatch.setattr(isolation, "_MASKED", {**isolation._MASKED, folder: 3})
+        argv = sandbox.within([place / "ours/deep/named"], cwd=place)
+        done = subprocess.run([*argv, "/bin/sh", "-c", "cat open secret ours/deep/named ours/other; touch ours/new"],
+                              capture_output=True, text=True, timeout=30)
+        assert done.stdout == "open\nours/deep/named\n", done.stderr
+        assert not (place / "ours/new").exists()

@@ -417,7 +417,7 @@ def test_a_file_of_etc_that_vanishes_does_not_bare_those_after_it(tmp_path, monk
             return None
 
     monkeypatch.setattr(isolation.os, "scandir", Entries)
-    assert list(isolation._not_for_everybody(str(tmp_path))) == [str(tmp_path / "shadow")]
+    assert list(isolation._not_for_everybody(str(tmp_path), 1)) == [str(tmp_path / "shadow")]
 
 
 # --- results ---------------------------------------------------------------------------------------
