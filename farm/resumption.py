@@ -11,6 +11,7 @@ from typing import Any
 
 from farm.drivers import Driver, Standing, standing
 from farm.errors import UsageError
+from farm.evidence import covered_s
 from farm.promised import differences, listed, promised_cells
 from farm.records import Verdict, utc_now
 from farm.store import Store
@@ -64,15 +65,17 @@ def resumed(store: Store, run: str, promise: str, commit: str | None) -> Beginni
     A run whose own row is lost goes on as far as its cells are of this matrix.
     """
     unchanged(store, run, promise)
-    row = _row(store, run)
-    final = {r["cell"]: _verdict(run, r) for r in store.read("cells", run).to_pylist() if r["final"]}
+    row, attempts = _row(store, run), store.read("cells", run).to_pylist()
+    final = {r["cell"]: _verdict(run, r) for r in attempts if r["final"]}
     if strange := sorted(set(final) - promised_cells(promise)):
         raise UsageError(f"--resume {run}: the configuration or a patch has changed since, cell {strange[0]} is not in this "
                          "matrix any more; start a new run")
     note = None
     if row.get("project_commit") not in (None, commit):
         note = f"note: the run began with the project at {row['project_commit'][:24]}, it goes on at {(commit or '?')[:24]}"
-    return Beginning(run, final, row.get("started_utc") or utc_now(), row.get("wall_s") or 0.0,
+    # A life that was killed could not write how long it was: at least as long as what it committed.
+    ran_s = covered_s([(r["started_utc"], r["ended_utc"]) for r in attempts if r["started_utc"] and r["ended_utc"]])
+    return Beginning(run, final, row.get("started_utc") or utc_now(), max(row.get("wall_s") or 0.0, ran_s),
                      row.get("status") == "finished", note)
 
 

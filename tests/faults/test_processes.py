@@ -244,7 +244,7 @@ def test_a_real_vllm_is_hit_in_prefill(real_spec, whom, number, reason, within_s
     hit_at, inside = [], []
     with server.boot(real_spec, print) as running:
         inside += running._child.processes()
-        engine = next(m for m in running._watch.members if m.pid != running.pid)  # the watch knows it for one
+        engine = next(m for m in running._endings._watch.members if m.pid != running.pid)  # the watch knows it for one
         pid = {"engine": engine.pid, "api": running.pid, "supervisor": running._child.supervisor_pid}[whom]
 
         def strike(before: float) -> None:
