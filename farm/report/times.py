@@ -50,10 +50,16 @@ class Times:
 
 
 def times(head: Row, cells: Iterable[Row], attempts: Iterable[Row]) -> Times:
-    """Of a run's own row, its cells as they are shown, and the rows of all attempts."""
-    wall, vllm = head.get("wall_s") or 0.0, head.get("vllm_s") or 0.0
-    if wall and vllm <= wall:
-        return Times(wall, vllm, WALL, *_served(attempts))
+    """Of a run's own row, its cells as they are shown, and the rows of all attempts.
+
+    The row of a run that goes on, or was killed, does not say how long it took: at least as long as what is committed.
+    """
+    tried = list(attempts)
+    ran = covered_s([(r["started_utc"], r["ended_utc"]) for r in tried if r["started_utc"] and r["ended_utc"]])
+    worked = covered_s([(s["started_utc"], s["ended_utc"]) for r in tried for s in r["spans"] or ()])
+    wall, vllm = max(head.get("wall_s") or 0.0, ran), max(head.get("vllm_s") or 0.0, worked)
+    if head.get("wall_s") and vllm <= wall:
+        return Times(wall, vllm, WALL, *_served(tried))
     rows = list(cells)
     return Times(math.fsum(r["wall_s"] or 0.0 for r in rows), math.fsum(r["vllm_s"] or 0.0 for r in rows),
                  "all cells together")

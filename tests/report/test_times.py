@@ -13,7 +13,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def row(card, *spans):
-    return {"card": card, "wall_s": 0.0, "vllm_s": 0.0, "spans": [
+    return {"card": card, "wall_s": 0.0, "vllm_s": 0.0, "started_utc": None, "ended_utc": None, "spans": [
         {"kind": kind, "started_utc": BEGAN + timedelta(seconds=first), "ended_utc": BEGAN + timedelta(seconds=last)}
         for kind, first, last in spans]}
 
@@ -22,11 +22,17 @@ def row(card, *spans):
     ([row("a", ("boot", 0, 30), ("requests", 30, 50), ("teardown", 50, 51), ("tests", 51, 90))], 51.0, 1),
     ([row("a", ("boot", 0, 30)), row("a", ("boot", 20, 40))], 40.0, 1),
     ([row("a", ("boot", 0, 30)), row("b", ("boot", 0, 20), ("script", 20, 90))], 50.0, 2),
-    ([row("a", ("script", 0, 30)), {"card": None, "spans": None}], 0.0, 0),
+    ([row("a", ("script", 0, 30)), {**row(None), "spans": None}], 0.0, 0),
 ], ids=["one-cell", "overlapping", "two-cards", "no-server"])
 def test_seconds_with_a_server(attempts, served, cards):
     found = times({"wall_s": 100.0, "vllm_s": 95.0}, [], attempts)
     assert (found.served_s, found.cards) == (served, cards)
+
+
+def test_of_a_run_that_goes_on_or_was_killed():
+    ran = row("a", ("boot", 0, 30), ("requests", 30, 50)) | {"started_utc": BEGAN, "ended_utc": BEGAN + timedelta(seconds=55)}
+    found = times({"wall_s": 0.6, "vllm_s": 0.0}, [], [ran])  # its row is from its beginning
+    assert found.words == "wall 55.0 s: vLLM 50.0 s, ours 5.0 s (9.1 %); servers booting or serving 50.0 s (90.9 %)"
 
 
 @pytest.mark.parametrize(("found", "says"), [
