@@ -57,9 +57,11 @@ class Interrupts:
     def later(self) -> Iterator[None]:
         """The first signal is raised when the block has ended: an import that is cut in two may fail in any way."""
         self.held = True
-        with self:
-            yield
-        self.held = False
+        try:
+            with self:
+                yield
+        finally:
+            self.held = False
         if self.first is not None:
             raise KeyboardInterrupt
 
