@@ -27,7 +27,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
                   help="Evidence for patched vLLM trees: verdicts in Parquet.")
 
 if TYPE_CHECKING:
-    from farm.store import Store
+    pass
 
 Results = Annotated[
     str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
@@ -46,7 +46,8 @@ def matrix_command(
     arms: Annotated[str, typer.Option(
         help="Run these arms instead of the cells' own; one named twice (patched,patched) is an A/A: its noise.")] = "",
     results: Results = None,
-    resume: Annotated[str | None, typer.Option(help="Run what this run has not committed yet, or had no card for.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Run what this run (`last`: the newest) has not committed, or had no card for.")] = None,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster [default: RAY_ADDRESS, else one of our own].")] = None,
     take_over: Annotated[
@@ -83,12 +84,13 @@ def report(
 ) -> None:
     """Render a run's rows again."""
     from farm.report import html, junit, markdown, terminal
+    from farm.runs import meant
     from farm.store import Store
 
     if format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
     store = Store.at(results or default_results())
-    chosen = _run(store, run)
+    chosen = meant(store, run)
     if format == "terminal":
         if out is not None:
             raise UsageError("--out goes with --format markdown, html or junit")
@@ -132,11 +134,12 @@ def compare(
 ) -> None:
     """Compare two runs of one matrix: every verdict, every peak of the KV pool.  Exit code: 0 the same, 1 a difference."""
     from farm import agreement
+    from farm.runs import meant
     from farm.store import Store
 
     one = Store.at(results or default_results())
     other = one if second_results is None else Store.at(second_results)
-    runs = _run(one, first), _run(other, second)
+    runs = meant(one, first), meant(other, second)
     if second_results is None and runs[0] == runs[1]:
         raise UsageError(f"{runs[0]} would be compared with itself; see: farm runs")
     found = agreement.compare(agreement.ran(one, runs[0]), agreement.ran(other, runs[1]))
@@ -164,18 +167,6 @@ def cards(
         print(json.dumps([line.json() for line in found], indent=2))
     else:
         print_table(Console(), COLUMNS, [line.row() for line in found])
-
-
-def _run(store: Store, run: str) -> str:
-    known = store.runs()  # also one whose own row is damaged
-    if not known:
-        raise UsageError(f"no run in {store.root}; start one with: farm matrix configs/matrix/smoke-cpu.yaml")
-    if run == "last":
-        begun = {row["run"]: row["started_utc"] for row in store.read("runs").to_pylist()}
-        return max(begun, key=begun.__getitem__) if begun else known[-1]
-    if run not in known:
-        raise UsageError(f"no run {run!r} in {store.root}; see: farm runs")
-    return run
 
 
 def main() -> None:

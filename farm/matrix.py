@@ -18,12 +18,12 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rich.console import Console
 
-from farm import campaign, config, dispatch, estimate, plan, rearm, resumption
+from farm import campaign, config, dispatch, estimate, plan, rearm, resumption, runs
 from farm.attempts import is_last_word
 from farm.cards import local_cards
 from farm.drivers import Driver, driving
@@ -90,6 +90,7 @@ def _main(request: Request, console: Console, interrupts: Interrupts) -> int:
         _say(console, rearm.words(request.arms))
     store = Store.open(request.results or default_results())
     if request.resume is not None:
+        request = replace(request, resume=runs.meant(store, request.resume))
         resumption.refuse(store, request.resume, take_over=request.take_over)
 
     def promised(cells: Sequence[plan.Cell]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,10 +34,8 @@ def new_id(name: str) -> str:
 
 
 def refuse(store: Store, run: str, *, take_over: bool = False) -> None:
-    """Raise UsageError where the root has no such run, where a process drives it, or where one that cannot be seen from
-    here may; `take_over`: it was looked at, and is gone."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", run) or run not in store.runs():
-        raise UsageError(f"--resume {run}: no such run in {store.root}; see: farm runs")
+    """Raise UsageError where a process drives the run, or where one that cannot be seen from here may; `take_over`: it was
+    looked at, and is gone."""
     row = _row(store, run)
     driver = Driver.parse(row.get("process"))
     where = "driven by another process" if driver is None else f"running on {driver.host}, pid {driver.pid}"

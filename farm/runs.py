@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from farm.drivers import RUNNING, Driver, Standing, standing
+from farm.errors import UsageError
 from farm.places import default_results
 from farm.store import Store
 from farm.tables import print_table
@@ -38,6 +39,19 @@ class RunLine:
     @property
     def cells(self) -> str:
         return f"{self.done} of {'?' if self.promised is None else self.promised}"
+
+
+def meant(store: Store, run: str) -> str:
+    """The id that a user means: `last` is the newest run of the root.  Raises UsageError where there is none."""
+    known = store.runs()  # also one whose own row is damaged
+    if not known:
+        raise UsageError(f"no run in {store.root}; start one with: farm matrix configs/matrix/smoke-cpu.yaml")
+    if run == "last":
+        begun = {row["run"]: row["started_utc"] for row in store.read("runs").to_pylist() if row["started_utc"]}
+        return max(begun, key=begun.__getitem__) if begun else known[-1]
+    if run not in known:
+        raise UsageError(f"no run {run!r} in {store.root}; see: farm runs")
+    return run
 
 
 def lines(store: Store, now: datetime | None = None) -> list[RunLine]:

@@ -244,7 +244,16 @@ def the_row(project):
 
 def test_resume_refuses_an_unknown_run(run):
     code, printed = run(resume="demo-1")
-    assert (code, run.asked) == (3, []) and "--resume demo-1: no such run in" in printed and "farm runs" in printed
+    assert (code, run.asked) == (3, []) and "no run" in printed and "start one with" in printed
+    run(play=interrupt)
+    code, printed = run(resume="demo-1")
+    assert code == 3 and "no run 'demo-1' in " in printed and "see: farm runs" in printed
+
+
+def test_the_newest_run_goes_on(run, project):
+    run(play=interrupt)
+    assert run(resume="last", play=lambda cells: {c.id: PASS for c in cells})[0] == 0
+    assert the_row(project)["status"] == "finished"
 
 
 @pytest.mark.parametrize(("change", "says"), [
