@@ -94,7 +94,7 @@ def report(
     if format == "terminal":
         if out is not None:
             raise UsageError("--out goes with --format markdown, html or junit")
-        terminal.render_terminal(store, chosen, Console())
+        terminal.render_terminal(store, chosen, Steadfast())
         return
     text = {"markdown": markdown.markdown, "html": html.html, "junit": junit.junit}[format](store, chosen)
     if out is None:
@@ -113,7 +113,7 @@ def sql(query: str, results: Results = None) -> None:
     from farm.tables import print_table
 
     answer = Store.at(results or default_results()).sql(query)
-    print_table(Console(), answer.columns, answer.rows)
+    print_table(Steadfast(), answer.columns, answer.rows)
 
 
 @app.command()
@@ -122,7 +122,7 @@ def runs(results: Results = None) -> None:
     from farm.runs import lines, print_runs
     from farm.store import Store
 
-    print_runs(Console(), lines(Store.at(results or default_results())))
+    print_runs(Steadfast(), lines(Store.at(results or default_results())))
 
 
 @app.command()
@@ -143,7 +143,7 @@ def compare(
     if second_results is None and runs[0] == runs[1]:
         raise UsageError(f"{runs[0]} would be compared with itself; see: farm runs")
     found = agreement.compare(agreement.ran(one, runs[0]), agreement.ran(other, runs[1]))
-    agreement.print_agreement(Console(), found)
+    agreement.print_agreement(Steadfast(), found)
     raise typer.Exit(0 if found.same else 1)
 
 
@@ -166,7 +166,7 @@ def cards(
     if as_json:
         print(json.dumps([line.json() for line in found], indent=2))
     else:
-        print_table(Console(), COLUMNS, [line.row() for line in found])
+        print_table(Steadfast(), COLUMNS, [line.row() for line in found])
 
 
 def main() -> None:

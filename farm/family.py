@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,22 +21,41 @@ from farm.supervisor import parents, started
 Process = tuple[int, int]  # id, start time in clock ticks since the machine's boot
 
 
-def family(name: str, value: str, *, since: int, ancestors: Iterable[Process], heads: Iterable[Process] = ()) -> list[Process]:
+def carriers(name: str, value: str, *, since: int, ancestors: Iterable[Process],
+             heads: Iterable[Process] = ()) -> list[Process]:
     """The processes of a tree that are there now, this one left out: `heads`, and carriers of the variable `name`=`value`.
 
     `ancestors` are whoever started the tree and all that it descends from (farm.supervisor.line_of), `since` the start time
     of the tree's first process.
     """
-    above = parents()
-    alive = {pid: began for pid in above if (began := started(pid)) is not None}
+    alive, above = _table()
     ours = {head for head in heads if alive.get(head[0]) == head[1]}
     wanted = f"{name}={value}".encode()
-    candidates = {(pid, began) for pid, began in alive.items()
-                  if began >= since and pid != os.getpid() and _carries(pid, wanted)}
-    roots = {pid for pid, began in ancestors if alive.get(pid) == began} | {0, 1}
-    while grown := {p for p in candidates - ours if above[p[0]] in roots or above[p[0]] in {pid for pid, _ in ours}}:
-        ours |= grown
-    return sorted(ours)
+    line = {pid for pid, began in ancestors if alive.get(pid) == began}
+    others = {(pid, began) for pid, began in alive.items()
+              if began >= since and pid not in line and pid != os.getpid() and _carries(pid, wanted)}
+    ours |= {process for process in others if above[process[0]] in line | {0, 1}}
+    return sorted(_with_below(ours, others, above))
+
+
+def family(name: str, value: str, *, since: int, ancestors: Iterable[Process], heads: Iterable[Process] = ()) -> list[Process]:
+    """`carriers`, and all that is below them, whatever its environment."""
+    ours = set(carriers(name, value, since=since, ancestors=ancestors, heads=heads))
+    alive, above = _table()
+    return sorted(_with_below(ours, {process for process in alive.items() if process[0] != os.getpid()}, above))
+
+
+def _table() -> tuple[dict[int, int], dict[int, int]]:
+    """Of all processes: pid -> start time, pid -> parent."""
+    alive = {pid: began for pid in parents() if (began := started(pid)) is not None}
+    above = parents()  # after: whoever ends in between has its children below init by now, not below nobody that lives
+    return {pid: began for pid, began in alive.items() if pid in above}, above
+
+
+def _with_below(ours: set[Process], others: set[Process], above: Mapping[int, int]) -> set[Process]:
+    while grown := {process for process in others - ours if above[process[0]] in {pid for pid, _ in ours}}:
+        ours = ours | grown
+    return ours
 
 
 def kill(process: Process) -> None:
@@ -52,8 +71,19 @@ def kill(process: Process) -> None:
 
 
 def _carries(pid: int, wanted: bytes) -> bool:
-    try:
-        place = Path("/proc", str(pid))
-        return place.stat().st_uid == os.getuid() and wanted in (place / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    place = Path("/proc", str(pid))
+    with suppress(OSError):
+        if place.stat().st_uid != os.getuid():
+            return False
+        if wanted in (place / "environ").read_bytes().split(b"\0"):
+            return True
+    with suppress(OSError):  # of a process whose first thread has ended, the others have the environment
+        if (place / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z":
+            return any(_thread_carries(thread, wanted) for thread in (place / "task").iterdir())
+    return False
+
+
+def _thread_carries(thread: Path, wanted: bytes) -> bool:
+    with suppress(OSError):
+        return wanted in (thread / "environ").read_bytes().split(b"\0")
+    return False

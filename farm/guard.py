@@ -28,7 +28,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from farm.family import Process, family, kill
+from farm.family import Process, carriers, kill
 from farm.supervisor import line_of
 
 MARK = "FARM_DRIVER"  # environment variable: what one driver's own Ray consists of carries the same value
@@ -76,7 +76,8 @@ def _watch(fd: int, mark: str, driver: list[Process]) -> None:
     while os.read(fd, 4096):
         continue
     began = time.monotonic()
-    ours = functools.partial(family, MARK, mark, since=driver[0][1], ancestors=driver)
+    # Not all that is below them: a lifeline's supervisor is still at work, and has another mark.
+    ours = functools.partial(carriers, MARK, mark, since=driver[0][1], ancestors=driver)
     while (left := ours()) and time.monotonic() < began + GRACE_S + SWEEP_S:
         if time.monotonic() > began + GRACE_S:
             for process in left:

@@ -46,6 +46,7 @@ _TMP_SHARE = 8  # what lies in /tmp stays in memory when its writer is killed fo
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/nix",
            "/run/current-system", "/run/opengl-driver")  # the last three are of NixOS
 _MASKED = {"/etc": 16, "/opt": 3}  # what not everybody may read there is hidden, down to this depth: /opt may hold whole trees
+_PARTLY_SHOWN = "/opt"  # of the system's folders the one that holds models and trees: what is named below it is shown
 _KNOBS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/fs", "/proc/scsi")  # root's own
 # What CUDA opens beside the card's own; /dev/nvidia-modeset is for displays, and /dev/nvidia-caps leads to other cards' parts.
 _DRIVER = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -111,7 +112,9 @@ class Sandbox:
                 argv += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 argv += ["--ro-bind", path, path]
-        masked = [path for folder, depth in _MASKED.items() for path in _not_for_everybody(folder, depth)]
+        # Where the folder itself is a link, what it leads to is not shown at all.
+        masked = [path for folder, depth in _MASKED.items() if not os.path.islink(folder)
+                  for path in _not_for_everybody(folder, depth)]
         emptied = [path for path in masked if os.path.isdir(path)]
         for path in masked:
             argv += ["--tmpfs", path] if path in emptied else ["--ro-bind", os.devnull, path]
@@ -129,11 +132,14 @@ class Sandbox:
                 path.mkdir(parents=True)
             shown[Path(os.path.abspath(path))] = "--bind"
         for path, how in sorted(shown.items(), key=lambda item: len(item[0].parts)):
-            hidden = any(path.is_relative_to(other) for other in masked)
+            hidden = any(path.is_relative_to(other) or (Path(other).is_relative_to(path) and str(path) not in _MASKED)
+                         for other in masked)
             if path.exists() and (hidden or how == "--bind" or not _of_system(path)):
                 _refuse_wide(path)
                 argv += [how, str(path), str(path)]
-        for path in (*emptied, "/dev", "/"):
+        whole = [path for path in shown if str(path) not in _MASKED]
+        still = [path for path in emptied if not any(Path(path).is_relative_to(other) for other in whole)]
+        for path in (*still, "/dev", "/"):  # not what is shown in a hidden one's place: that may be to write to
             argv += ["--remount-ro", path]
         if cwd is not None:
             argv += ["--chdir", os.path.abspath(cwd)]
@@ -192,8 +198,9 @@ def named(words: Iterable[str]) -> list[Path]:
 
     One that would show a whole home, and the root, are left out.
     """
-    found = {Path(said) for word in words for how in (_PATH, _SPACED) for said in _said(how, word)}
-    return sorted(path for path in found if os.path.exists(path) and not _is_wide(path) and not _of_system(path) and
+    found = {Path(os.path.normpath(said)) for word in words for how in (_PATH, _SPACED) for said in _said(how, word)}
+    return sorted(path for path in found if os.path.exists(path) and not _is_wide(path) and
+                  (not _of_system(path) or Path(_PARTLY_SHOWN) in path.parents) and
                   not path.is_relative_to("/proc") and not path.is_relative_to("/dev"))
 
 

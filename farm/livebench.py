@@ -221,10 +221,12 @@ class LiveBench:
 
     def python(self, arm: str, code: str, args: Mapping[str, Any], *, timeout_s: float) -> Iterator[Mapping[str, Any]]:
         tree = self._trees[arm]
-        with folders.private() as scratch, self._spanned("script", arm):
+        with folders.private() as private, self._spanned("script", arm):
+            scratch = private / "scratch"  # what it prints lies beside, where it can lay no link or pipe for us to read
+            scratch.mkdir()
             (scratch / "script.py").write_text(code, encoding="utf-8")
             (scratch / "args.json").write_text(json.dumps(args), encoding="utf-8")
-            out, err = scratch / "out", scratch / "err"
+            out, err = private / "out", private / "err"
             argv = [str(self._environment.python), str(scratch / "script.py")]
             env = self._environment_of(arm)
             within = () if self._sandbox is None else self._sandbox.for_tree(

@@ -8,15 +8,16 @@ while the test ran), `timeout` (it had to die for the test's time), `missing`
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farm import jsontext
 from farm.bench import Suite
 from farm.graft import test_path
+from farm.hostfile import open_to_read
 from farm.records import TestRow
 
 Event = Mapping[str, Any]
@@ -38,10 +39,29 @@ class End:
 
 
 def read_events(path: Path) -> list[Event]:
-    """The whole lines of an events file; a line that is still being written is left for the next reading."""
-    if not path.exists():
+    """The whole lines of an events file; a line that is still being written is left for the next reading.
+
+    Raises ValueError for what is none: the tests may have laid there what they like.
+    """
+    try:
+        fd = open_to_read(path)
+    except OSError as error:
+        raise ValueError(f"{path} is no file of events any more ({error})") from error
+    if fd is None:
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    with open(fd, "rb") as file:
+        lines = file.read().split(b"\n")[:-1]
+    try:
+        return list(map(_event, lines))
+    except ValueError as error:
+        raise ValueError(f"{path} holds a line that is no event ({error})") from error
+
+
+def _event(line: bytes) -> Event:
+    said = jsontext.loads(line)
+    if not isinstance(said, dict):
+        raise ValueError(f"{said!r:.80}")
+    return {**said, "event": jsontext.word(said.get("event"))}
 
 
 def outcomes(events: Sequence[Event], suite: Suite, root: Path, end: End) -> list[TestRow]:

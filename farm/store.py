@@ -81,6 +81,8 @@ class Store:
             kind = store.files.fs.get_file_info(store.files.base).type
         except (OSError, pa.ArrowException) as error:
             raise UsageError(f"results root {root} cannot be read ({first_line(error)}); check access") from error
+        if kind == pafs.FileType.File:
+            raise UsageError(f"results root {root} is a file; name the directory that a run wrote to")
         if kind != pafs.FileType.Directory:
             raise UsageError(f"results root {root} does not exist; name the root that a run wrote to")
         return store
@@ -237,15 +239,20 @@ class Store:
     def sql(self, query: str) -> QueryResult:
         """Run a query over the views.  Raises UsageError with DuckDB's own words."""
         paths = self._sound()
+        damaged: frozenset[str] = frozenset()  # behind a sound footer: only a query that reads all of it finds out
         for _ in range(TRIES):
             try:
-                with self._connect(paths) as connection:
+                with self._connect({table: [p for p in of if p not in damaged] for table, of in paths.items()}) as connection:
                     cursor = connection.execute(query)
                     if cursor is None:  # nothing but blanks or a comment
                         raise UsageError("the query is empty; for instance: select cell, verdict from cells")
                     return QueryResult(tuple(d[0] for d in cursor.description or ()), tuple(cursor.fetchall()))
             except (duckdb.Error, FileNotFoundError) as error:
                 before, paths = paths, self._sound()
+                if paths == before and not damaged and not isinstance(error, (duckdb.ParserException, duckdb.BinderException)):
+                    damaged = self._damaged(paths)
+                    if damaged:
+                        continue
                 if paths == before:  # else a compaction took a file away under the query
                     raise UsageError(f"{error}\nTables: {', '.join(TABLES)}; columns: describe cells") from error
         raise FarmError(f"{self.root} changed {TRIES} times during one query; run it again later")
@@ -258,6 +265,20 @@ class Store:
                 paths[table].extend(sound)
                 _warn(problems)
         return paths
+
+    def _damaged(self, paths: Mapping[str, list[str]]) -> frozenset[str]:
+        """The files whose rows cannot be read, each told in a warning.  Reads everything."""
+        found: set[str] = set()
+        for table, of in paths.items():
+            for path in of:
+                try:
+                    self.files.load(table, path)
+                except Unreadable as error:
+                    found.add(path)
+                    _warn([str(error)])
+                except FileNotFoundError:
+                    continue  # a compaction took it away
+        return frozenset(found)
 
     def _connect(self, paths: Mapping[str, list[str]]) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect()

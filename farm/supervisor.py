@@ -83,7 +83,8 @@ def started(pid: int) -> int | None:
     one process for ever: ids are used again."""
     with _if_there():
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in b"ZX" else int(fields[19])
+        # One whose first thread alone has ended reads as a zombie too, but still counts its threads (proc_pid_stat(5)).
+        return None if fields[0] in b"ZX" and int(fields[17]) <= 1 else int(fields[19])
     return None
 
 
@@ -168,7 +169,7 @@ class _Supervisor:
         self.child = 0
         self.wrapped = False
         self.most: int | None = None  # processes below the child
-        self.stdout = os.devnull
+        self.stdout = -1  # kept only where `most` is: what is in the sandbox may have laid something else in its place
         self.ending = False
         self.kill_at = float("inf")
         self.buffer = b""
@@ -196,10 +197,11 @@ class _Supervisor:
 
     def start(self, order: dict, libc: ctypes.CDLL) -> None:
         self.wrapped, self.record, self.life = order["wrapped"], order["record"], order["life"]
-        self.most, self.stdout = order["most"], order["stdout"]
+        self.most = order["most"]
         self.write(supervisor=[os.getpid(), started(os.getpid())])
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(order["stdout"], "ab"))
+            self.stdout = -1 if self.most is None else os.dup(out.fileno())
             err = files.enter_context(open(order["stderr"], "ab")) if order["stderr"] else subprocess.STDOUT
             source = files.enter_context(open(order["stdin"] or os.devnull, "rb"))
             # Kept: a dropped Popen collects the child itself, and its exit status would be lost.
@@ -240,8 +242,8 @@ class _Supervisor:
         if self.most is None or len(os.listdir("/proc")) <= self.most or len(descendants(self.child)) <= self.most:
             return
         signal_all([self.child], signal.SIGKILL)  # and the kernel ends all that is in the sandbox with its first process
-        with contextlib.suppress(OSError), open(self.stdout, "a") as out:
-            out.write(f"farm: ended with all its processes, which were more than {self.most}\n")
+        with contextlib.suppress(OSError):
+            os.write(self.stdout, f"farm: ended with all its processes, which were more than {self.most}\n".encode())
         self.end(0.0)
 
     def hear(self) -> bool:
@@ -312,10 +314,23 @@ def _supervise(fd: int) -> None:
     supervisor.run(ours)
 
 
+def _end_orphans() -> None:
+    """Kill what a supervisor that was killed itself has left: it comes to the shim, whatever became of its environment."""
+    until = time.monotonic() + STUBBORN_S
+    while (left := descendants(os.getpid())) and time.monotonic() < until:
+        signal_all(left, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        time.sleep(0.02)
+
+
 if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor_pid = os.fork()
     if supervisor_pid:
         os.close(int(sys.argv[1]))
         os.waitpid(supervisor_pid, 0)
+        _end_orphans()
     else:
         _supervise(int(sys.argv[1]))

@@ -105,7 +105,7 @@ def sweep(state: Path, temporary: Iterable[str | Path] | None = None) -> Swept:
     _name_regions(untouched)
     for place in dict.fromkeys(map(str, temporary or (tempfile.gettempdir(), "/tmp"))):
         _clear(Path(place), ended, untouched)
-    return Swept(tuple(ended), tuple(untouched))
+    return Swept(tuple(map(_printable, ended)), tuple(map(_printable, untouched)))
 
 
 def first_to_tell(state: Path, run: str) -> bool:
@@ -212,6 +212,11 @@ def _clear(place: Path, ended: list[str], untouched: list[str]) -> None:
     for whose, found in strangers.items():
         what = f"{found[0]} and {len(found) - 1} more folders" if len(found) > 1 else f"{found[0]}, a folder"
         untouched.append(f"{what} {whose}: left alone")
+
+
+def _printable(text: str) -> str:
+    """Whoever may write to a shared folder may give a name that no terminal should see, and no file of rows takes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _user(uid: int) -> str:

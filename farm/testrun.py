@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from farm.bench import Card, Suite, TestRun
 from farm.errors import InvalidMeasurement, TestProcessLost
 from farm.graft import graft, test_path
+from farm.hostfile import content, open_to_read
 from farm.isolation import Sandbox
 from farm.lifeline import Supervised
 from farm.outcomes import End, Event, outcomes, progress_text, read_events
@@ -81,9 +82,12 @@ def run_suite(spec: TestRunSpec, progress: Callable[[str], None]) -> TestRun:
                                  records=spec.records)
     except OSError as error:
         raise TestProcessLost(f"suite {suite.name}: {error}; is the pin's environment complete?") from error
-    with child:
-        status = _watch(child, suite, events_path, progress)
-    events = read_events(events_path)
+    try:
+        with child:
+            status = _watch(child, suite, events_path, progress)
+        events = read_events(events_path)
+    except ValueError as error:
+        raise TestProcessLost(f"suite {suite.name}: {error}; does a test write to it?") from error
     tail = _tail(log)
     end = End(status, time.time(), suite.timeout_s + spec.grace_s, tail)
     _refuse_lost(suite, events, end)
@@ -258,9 +262,16 @@ def _refuse_wrong_tree(spec: TestRunSpec, events: Sequence[Event]) -> None:
 
 
 def _tail(log: Path) -> str:
-    if not log.exists():
+    try:
+        fd = open_to_read(log)  # the tests may have laid a link or a pipe in its place
+    except OSError as error:
+        return f"{log} cannot be read: {error}"
+    if fd is None:
         return ""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])[-TAIL_CHARS:]
+    try:
+        return "\n".join(content(fd).decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:])[-TAIL_CHARS:]
+    finally:
+        os.close(fd)
 
 
 def _bad(suite: Suite, what: str, next_step: str) -> InvalidMeasurement:

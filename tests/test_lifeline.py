@@ -1,6 +1,7 @@
 """A process tree that cannot outlive its caller: real processes, none of them heavy."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from farm import lifeline
 from farm.lifeline import Supervised, carrying, descendants, processes_of_run
+from farm.supervisor import started
 
 PROJECT = Path(lifeline.__file__).parent.parent
 WAIT_S = 10.0
@@ -204,11 +206,53 @@ def test_a_terminated_supervisor_takes_the_tree_along(family):
 def test_a_killed_supervisor_takes_the_child_along_and_the_caller_sweeps_the_rest(family):
     child = family()
     engine = child.processes()[-1]
+    os.kill(_parent(child.supervisor_pid), signal.SIGKILL)  # the shim, which would end the rest
     os.kill(child.supervisor_pid, signal.SIGKILL)
     assert child.wait(WAIT_S) == -signal.SIGKILL
     assert engine in carrying(lifeline.MARK, child.mark)  # else this test shows nothing
     child.terminate(0.1)
     assert carrying(lifeline.MARK, child.mark) == []
+
+
+WIPED = """
+import subprocess, sys, time
+p = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], env={}, start_new_session=True)
+print(p.pid, flush=True)
+time.sleep(99)
+"""
+# Its first thread ends, and it reads as a zombie that has no environment.
+HEADLESS = """
+import ctypes, os, threading, time
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(99,)).start()
+    print(os.getpid(), flush=True)
+    ctypes.PyDLL(None).syscall(60, 0)
+time.sleep(99)
+"""
+
+
+@pytest.mark.parametrize("shim", ["lives", "killed"])
+@pytest.mark.parametrize("code", [
+    pytest.param(WIPED, id="without-a-mark"),
+    pytest.param(HEADLESS, id="without-a-first-thread"),
+])
+def test_a_killed_supervisor_leaves_nobody(start, tmp_path, code, shim):
+    if code == WIPED and shim == "killed":
+        pytest.skip("nothing tells it from a stranger any more")
+    if code == HEADLESS and platform.machine() != "x86_64":
+        pytest.skip("the number of a system call")
+    child = start(code)
+    pid = int(until(lambda: (tmp_path / "out").read_text(), "the orphan's start"))
+    if code == HEADLESS:
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "the first thread's end")
+    assert started(pid) is not None
+    if shim == "killed":
+        os.kill(_parent(child.supervisor_pid), signal.SIGKILL)
+    os.kill(child.supervisor_pid, signal.SIGKILL)
+    child.wait(WAIT_S)
+    child.terminate(0.1)
+    until(lambda: started(pid) is None, "the orphan's end")
 
 
 def test_a_copy_of_the_mark_is_left_alone_when_the_caller_sweeps(family, bystander):

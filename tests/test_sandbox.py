@@ -202,6 +202,51 @@ def test_an_interpreter_of_an_environment_brings_the_one_below_it(tmp_path):
     assert isolation.interpreter(env / "bin" / "python") == [env, tmp_path / "other", base]
 
 
+@pytest.fixture
+def masked(monkeypatch):
+    """A folder of the system, as /opt, of which what only its owner may read is hidden."""
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # a sandbox has a /tmp of its own
+        place = Path(folder)
+        place.chmod(0o755)
+        monkeypatch.setattr(isolation, "_SYSTEM", (*isolation._SYSTEM, folder))
+        monkeypatch.setattr(isolation, "_MASKED", {**isolation._MASKED, folder: 3})
+        monkeypatch.setattr(isolation, "_PARTLY_SHOWN", folder)
+        yield place
+
+
+def _said(argv, script) -> str:
+    return subprocess.run([*argv, "/bin/sh", "-c", script], capture_output=True, text=True, timeout=30, check=False).stdout
+
+
+def test_a_hidden_folder_that_is_named_to_write_to_is_written_to(sandbox, masked):
+    (masked / "caches").mkdir(mode=0o700)
+    assert _said(sandbox.within(writable=[masked / "caches"]), f"touch {masked}/caches/new && echo written") == "written\n"
+
+
+def test_what_is_hidden_below_a_named_folder_is_shown_and_no_more(sandbox, masked):
+    for name in ("env", "other"):
+        (masked / name / "bin").mkdir(parents=True)
+        (masked / name / "bin" / "tool").write_text(f"{name}\n")
+        (masked / name / "bin").chmod(0o700)
+    assert _said(sandbox.within([masked / "env"]), f"cat {masked}/*/bin/tool") == "env\n"
+    assert _said(sandbox.within([masked]), f"cat {masked}/*/bin/tool") == ""
+
+
+def test_a_model_that_a_command_line_names_is_shown_where_it_would_be_hidden(masked):
+    (masked / "models" / "m").mkdir(parents=True)
+    assert isolation.named([f"--model={masked}/models/m", f"--all={masked}", "--etc=/etc/ssl"]) == [masked / "models/m"]
+
+
+def test_a_folder_of_the_system_that_is_a_link_makes_a_sandbox_nonetheless(sandbox, masked, monkeypatch):
+    (masked / "there" / "secret").mkdir(parents=True)
+    (masked / "there" / "secret").chmod(0o700)
+    link = masked / "link"
+    link.symlink_to("there")
+    monkeypatch.setattr(isolation, "_SYSTEM", (*isolation._SYSTEM[:-1], str(link)))
+    monkeypatch.setattr(isolation, "_MASKED", {str(link): 3})
+    assert _said(sandbox.within(), "echo made") == "made\n"
+
+
 def test_what_only_its_owner_may_read_is_hidden_but_for_what_is_named_below_it(sandbox, monkeypatch):
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # a sandbox has a /tmp of its own
         place = Path(folder)

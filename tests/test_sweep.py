@@ -14,7 +14,7 @@ import pytest
 from farm import folders, lifeline, sweep
 from farm.lifeline import carrying
 from farm.processid import ProcessId
-from farm.supervisor import started, world
+from farm.supervisor import parents, started, world
 
 PROJECT = Path(lifeline.__file__).parent.parent
 WAIT_S = 20.0
@@ -78,8 +78,10 @@ def farm(state):
 
 
 def kill_both(process: subprocess.Popen, supervisor: int) -> None:
-    """Caller and supervisor, so that neither can clean up after the other."""
+    """Caller, shim and supervisor, so that none can clean up after the others."""
     os.kill(supervisor, signal.SIGSTOP)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(parents()[supervisor], signal.SIGKILL)
     process.kill()
     process.wait()
     os.kill(supervisor, signal.SIGKILL)
@@ -279,6 +281,12 @@ def test_a_folder_of_another_user_is_named(state, empty):
     os.chown(folder, 65534, 65534)
     assert f"{folder}, a folder of user nobody: left alone" in sweep.sweep(state, empty).untouched
     assert folder.exists()
+
+
+def test_a_name_of_any_bytes_is_told_in_one_line_of_text(state, empty):
+    os.mkdir(os.fsencode(empty[0]) + b"/farm-\xff\n\x1b[2J")
+    said = sweep.sweep(state, empty).untouched[-1]
+    assert said.isprintable() and "farm-\\udcff\\n\\x1b[2J" in said and said.encode()
 
 
 def test_many_folders_alike_are_one_sentence_with_an_example(state, empty):

@@ -336,3 +336,28 @@ def test_the_retirement_tests_on_an_unpatched_0_29_0(tmp_path, real_pin):
     again = replace(spec, suite=replace(suite, select=suite.select[:1]), scratch=tmp_path / "s2")
     again.scratch.mkdir()
     assert fates(run_suite(again, print)) == {RETIREMENT + "test_mamba_retirement_crosses_null_gaps": "failed"}
+
+
+LAID = """
+    import os, pathlib
+    events = pathlib.Path(os.environ["FARM_PYTEST_EVENTS"])
+    def test_lay():
+        {code}
+        os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("code", ["events.unlink(); os.mkfifo(events)", "events.unlink(); events.symlink_to('/dev/zero')",
+                                  "events.write_text('5\\n')", "events.write_text('[' * 100_000 + '\\n')"],
+                         ids=["pipe", "link", "number", "deep"])
+def test_what_tests_lay_in_the_place_of_the_events_is_their_own_loss(run, code):
+    with pytest.raises(TestProcessLost, match="events.jsonl"):
+        run({"tests/test_x.py": LAID.format(code=code)})
+
+
+@pytest.mark.parametrize("laid", ["os.symlink(secret, log)", "os.mkfifo(log)"], ids=["link", "pipe"])
+def test_what_tests_lay_in_the_place_of_their_log_is_not_followed(run, tmp_path, laid):
+    (tmp_path / "secret").write_text("of the host")
+    code = f"secret, log = {str(tmp_path / 'secret')!r}, events.with_name('pytest.log'); os.remove(log); {laid}"
+    result = run({"tests/test_x.py": LAID.format(code=code)})
+    assert not result.complete and "pytest.log cannot be read" in result.note and "of the host" not in result.note

@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from farm.console import Steadfast
 from farm.report.contrasts import SPREAD, Contrast
 from farm.report.suites import SuiteView, TestView
 from farm.report.view import CellView, PatchView, RunView, view
@@ -39,8 +40,8 @@ def render_terminal(store: Store, run: str, console: Console) -> None:
     """
     shown = view(store, run)
     if not console.is_terminal:
-        console = Console(file=console.file, width=max(PLAIN_WIDTH, console.width), color_system=None,
-                          force_terminal=False, legacy_windows=False)
+        console = Steadfast(file=console.file, width=max(PLAIN_WIDTH, console.width), color_system=None,
+                            force_terminal=False, legacy_windows=False)
     for part in _parts(shown, console.width, lined=console.is_terminal):
         whole = isinstance(part, Text) and bool(part.no_wrap)
         console.print(part, highlight=False, markup=False, emoji=False, soft_wrap=whole)
