@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,9 +25,6 @@ from farm.places import default_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Evidence for patched vLLM trees: verdicts in Parquet.")
-
-if TYPE_CHECKING:
-    pass
 
 Results = Annotated[
     str | None, typer.Option(help="Results root, a path or URI [default: FARM_RESULTS or the user's data folder].")]
