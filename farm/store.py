@@ -191,7 +191,7 @@ class Store:
             yield
         except OSError as error:
             raise ResultsUnwritable(f"run {run}: cannot write below {self.root} ({first_line(error)}); what is committed "
-                                    "stays. Make room or give access, then resume the run") from error
+                                    "stays. Make room or give access") from error
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ def test_a_full_disk_says_what_to_do(store, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("farm.dataset.os.fsync", full)
-    with pytest.raises(FarmError, match="No space left on device.*then resume the run"):
+    with pytest.raises(FarmError, match="No space left on device.*Make room or give access"):
         commit(store, "c")
     assert [p for p in Path(store.files.base).rglob("*") if p.is_file()] == []
 
