@@ -9,7 +9,7 @@ while the test ran), `timeout` (it had to die for the test's time), `missing`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,34 @@ def _event(line: bytes) -> Event:
     said = jsontext.loads(line)
     if not isinstance(said, dict):
         raise ValueError(f"{said!r:.80}")
-    return {**said, "event": jsontext.word(said.get("event"))}
+    for name, read in _FACTS.get(jsontext.word(said.get("event")), {}).items():
+        if name not in said:
+            raise ValueError(f"{name} is missing in {said!r:.80}")
+        read(said[name])
+    return said
+
+
+def _words(said: Any) -> list[str]:
+    if not isinstance(said, list):
+        raise ValueError(f"no list: {said!r:.80}")
+    return list(map(jsontext.text, said))
+
+
+def _text_or_none(said: Any) -> str | None:
+    return None if said is None else jsontext.text(said)
+
+
+# What is read of each kind of event, and by what.
+_FACTS: Mapping[str, Mapping[str, Callable[[Any], object]]] = {
+    "collected": {"nodeids": _words},
+    "begin": {"nodeid": jsontext.text, "t": jsontext.number},
+    "phase": {"nodeid": jsontext.text, "when": jsontext.text, "outcome": jsontext.text, "duration": jsontext.number,
+              "message": _text_or_none, "timeout": bool, "xfail": bool},
+    "crash": {"nodeid": jsontext.text, "t": jsontext.number, "message": _text_or_none},
+    "uncollected": {"nodeid": jsontext.text, "outcome": jsontext.text, "message": _text_or_none},
+    "conftest": {"path": jsontext.text, "message": _text_or_none},
+    "vllm": {"path": jsontext.text},
+}
 
 
 def outcomes(events: Sequence[Event], suite: Suite, root: Path, end: End) -> list[TestRow]:

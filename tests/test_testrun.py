@@ -348,8 +348,10 @@ LAID = """
 
 
 @pytest.mark.parametrize("code", ["events.unlink(); os.mkfifo(events)", "events.unlink(); events.symlink_to('/dev/zero')",
-                                  "events.write_text('5\\n')", "events.write_text('[' * 100_000 + '\\n')"],
-                         ids=["pipe", "link", "number", "deep"])
+                                  "events.write_text('5\\n')", "events.write_text('[' * 100_000 + '\\n')",
+                                  """events.open('a').write('{{"event": "collected", "nodeids": 5}}\\n')""",
+                                  """events.open('a').write('{{"event": "begin", "nodeid": "x"}}\\n')"""],
+                         ids=["pipe", "link", "number", "deep", "no-list", "no-time"])
 def test_what_tests_lay_in_the_place_of_the_events_is_their_own_loss(run, code):
     with pytest.raises(TestProcessLost, match="events.jsonl"):
         run({"tests/test_x.py": LAID.format(code=code)})
