@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from farm.supervisor import parents, started
@@ -21,41 +22,49 @@ from farm.supervisor import parents, started
 Process = tuple[int, int]  # id, start time in clock ticks since the machine's boot
 
 
-def carriers(name: str, value: str, *, since: int, ancestors: Iterable[Process],
-             heads: Iterable[Process] = ()) -> list[Process]:
-    """The processes of a tree that are there now, this one left out: `heads`, and carriers of the variable `name`=`value`.
+def carriers(name: str, value: str, *, since: int, ancestors: Iterable[Process]) -> list[Process]:
+    """The processes of a tree that are there now, this one left out: carriers of the variable `name`=`value`.
 
     `ancestors` are whoever started the tree and all that it descends from (farm.supervisor.line_of), `since` the start time
     of the tree's first process.
     """
-    alive, above = _table()
-    ours = {head for head in heads if alive.get(head[0]) == head[1]}
-    wanted = f"{name}={value}".encode()
-    line = {pid for pid, began in ancestors if alive.get(pid) == began}
-    others = {(pid, began) for pid, began in alive.items()
-              if began >= since and pid not in line and pid != os.getpid() and _carries(pid, wanted)}
-    ours |= {process for process in others if above[process[0]] in line | {0, 1}}
-    return sorted(_with_below(ours, others, above))
+    return sorted(_carriers(_Table.now(), f"{name}={value}", since, ancestors, ()))
 
 
 def family(name: str, value: str, *, since: int, ancestors: Iterable[Process], heads: Iterable[Process] = ()) -> list[Process]:
-    """`carriers`, and all that is below them, whatever its environment."""
-    ours = set(carriers(name, value, since=since, ancestors=ancestors, heads=heads))
-    alive, above = _table()
-    return sorted(_with_below(ours, {process for process in alive.items() if process[0] != os.getpid()}, above))
+    """As `carriers`, and the known `heads` with them, and all that is below any of these, whatever its environment."""
+    now = _Table.now()
+    return sorted(now.with_below(_carriers(now, f"{name}={value}", since, ancestors, heads), set(now.alive.items())))
 
 
-def _table() -> tuple[dict[int, int], dict[int, int]]:
-    """Of all processes: pid -> start time, pid -> parent."""
-    alive = {pid: began for pid in parents() if (began := started(pid)) is not None}
-    above = parents()  # after: whoever ends in between has its children below init by now, not below nobody that lives
-    return {pid: began for pid, began in alive.items() if pid in above}, above
+@dataclass(frozen=True)
+class _Table:
+    """All processes at one moment: pid -> start time, pid -> parent."""
+
+    alive: Mapping[int, int]
+    above: Mapping[int, int]
+
+    @classmethod
+    def now(cls) -> _Table:
+        alive = {pid: began for pid in parents() if (began := started(pid)) is not None}
+        above = parents()  # after: whoever ends in between has its children below init by now, not below nobody that lives
+        return cls({pid: began for pid, began in alive.items() if pid in above}, above)
+
+    def with_below(self, ours: set[Process], others: set[Process]) -> set[Process]:
+        """`ours`, and those of `others` but this process that are below them without a gap."""
+        others = {process for process in others if process[0] != os.getpid()}
+        while grown := {process for process in others - ours if self.above[process[0]] in {pid for pid, _ in ours}}:
+            ours = ours | grown
+        return ours
 
 
-def _with_below(ours: set[Process], others: set[Process], above: Mapping[int, int]) -> set[Process]:
-    while grown := {process for process in others - ours if above[process[0]] in {pid for pid, _ in ours}}:
-        ours = ours | grown
-    return ours
+def _carriers(now: _Table, wanted: str, since: int, ancestors: Iterable[Process], heads: Iterable[Process]) -> set[Process]:
+    line = {pid for pid, began in ancestors if now.alive.get(pid) == began}
+    others = {(pid, began) for pid, began in now.alive.items()
+              if began >= since and pid not in line and pid != os.getpid() and _carries(pid, wanted.encode())}
+    ours = {head for head in heads if now.alive.get(head[0]) == head[1]}
+    ours |= {process for process in others if now.above[process[0]] in line | {0, 1}}
+    return now.with_below(ours, others)
 
 
 def kill(process: Process) -> None:

@@ -85,6 +85,17 @@ def content(fd: int) -> bytes:
     return os.pread(fd, MOST, max(0, os.fstat(fd).st_size - MOST))
 
 
+def read(path: Path) -> bytes | None:
+    """`content` of the file of this name; None where there is none.  Raises OSError, also where it is something else."""
+    fd = open_to_read(path)
+    if fd is None:
+        return None
+    try:
+        return content(fd)
+    finally:
+        os.close(fd)
+
+
 def is_at(fd: int, path: Path) -> bool:
     """Whether the open file is still the one that has this name."""
     try:

@@ -12,7 +12,8 @@ all of them get TERM, after a grace KILL, and the supervisor leaves only when
 none is left.  The shim exists because Ray kills the direct children of an
 actor that dies: it takes that blow, and the supervisor lives to clean up.
 Should the supervisor itself be killed, the child dies with it (parent-death
-signal) and the caller sweeps the rest: its family by the `FARM_LIFELINE` mark (farm.family).
+signal), the shim, a subreaper too, kills what is left, and the caller what the shim did
+not live to see: its family by the `FARM_LIFELINE` mark (farm.family).
 Should both be killed, the next farm on this host does (farm.sweep), from the
 record that the supervisor writes when it starts and removes when nothing is left.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from farm import jsontext
-from farm.hostfile import content, lock, open_shared, open_to_read, told
+from farm.hostfile import content, lock, open_shared, read, told
 from farm.records import Reason, utc_now
 
 COUNTED = timedelta(hours=24)  # an older ERROR no longer counts: a card that errs once a week is not a broken one
@@ -109,13 +109,8 @@ class Journal:
     def history(self) -> History:
         """What is known of the card; of one without a journal, nothing is.  Raises FarmError."""
         with told(self.path):
-            fd = open_to_read(self.path)
-            if fd is None:
-                return History()
-            try:
-                return _fold(content(fd))
-            finally:
-                os.close(fd)
+            written = read(self.path)
+        return History() if written is None else _fold(written)
 
     def opened(self, run: str, now: Start) -> Start:
         """How the card was when the run began here: as it is `now` for the first worker that asks."""

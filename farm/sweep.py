@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from farm import folders, jsontext
+from farm.diffhead import printable
 from farm.family import Process, family, kill
-from farm.hostfile import content, open_to_read
+from farm.hostfile import read
 from farm.processid import ProcessId
 from farm.supervisor import GRACE_S, MARK, REGIONS, STUBBORN_S, parents, regions, remove_regions, started, world
 
@@ -48,13 +49,7 @@ class Life:
     def read(cls, file: Path) -> Life | None:
         """None where the file is no record: half of one cannot be, but somebody may have written there by hand."""
         try:
-            record = open_to_read(file)
-            if record is None:
-                return None
-            try:
-                said: Mapping[str, Any] = jsontext.loads(content(record))
-            finally:
-                os.close(record)
+            said: Mapping[str, Any] = jsontext.loads(read(file) or "")
             child, run = said.get("child"), said.get("run")
             return cls(file, jsontext.word(said["mark"]), None if run is None else jsontext.word(run),
                        jsontext.word(said["world"]), tuple(_process(p) for p in said["owners"]), _process(said["supervisor"]),
@@ -105,7 +100,8 @@ def sweep(state: Path, temporary: Iterable[str | Path] | None = None) -> Swept:
     _name_regions(untouched)
     for place in dict.fromkeys(map(str, temporary or (tempfile.gettempdir(), "/tmp"))):
         _clear(Path(place), ended, untouched)
-    return Swept(tuple(map(_printable, ended)), tuple(map(_printable, untouched)))
+    # Names in a shared folder may be what no terminal should see, and no file of rows takes.
+    return Swept(tuple(map(printable, ended)), tuple(map(printable, untouched)))
 
 
 def first_to_tell(state: Path, run: str) -> bool:
@@ -212,11 +208,6 @@ def _clear(place: Path, ended: list[str], untouched: list[str]) -> None:
     for whose, found in strangers.items():
         what = f"{found[0]} and {len(found) - 1} more folders" if len(found) > 1 else f"{found[0]}, a folder"
         untouched.append(f"{what} {whose}: left alone")
-
-
-def _printable(text: str) -> str:
-    """Whoever may write to a shared folder may give a name that no terminal should see, and no file of rows takes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _user(uid: int) -> str:

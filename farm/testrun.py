@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from farm.bench import Card, Suite, TestRun
 from farm.errors import InvalidMeasurement, TestProcessLost
 from farm.graft import graft, test_path
-from farm.hostfile import content, open_to_read
+from farm.hostfile import read
 from farm.isolation import Sandbox
 from farm.lifeline import Supervised
 from farm.outcomes import End, Event, outcomes, progress_text, read_events
@@ -263,15 +263,10 @@ def _refuse_wrong_tree(spec: TestRunSpec, events: Sequence[Event]) -> None:
 
 def _tail(log: Path) -> str:
     try:
-        fd = open_to_read(log)  # the tests may have laid a link or a pipe in its place
+        written = read(log)  # the tests may have laid a link or a pipe in its place
     except OSError as error:
         return f"{log} cannot be read: {error}"
-    if fd is None:
-        return ""
-    try:
-        return "\n".join(content(fd).decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:])[-TAIL_CHARS:]
-    finally:
-        os.close(fd)
+    return "\n".join((written or b"").decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:])[-TAIL_CHARS:]
 
 
 def _bad(suite: Suite, what: str, next_step: str) -> InvalidMeasurement:
