@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +50,27 @@ class _Table:
         above = parents()  # after: whoever ends in between has its children below init by now, not below nobody that lives
         return cls({pid: began for pid, began in alive.items() if pid in above}, above)
 
+    def below(self, roots: Set[int], others: set[Process]) -> set[Process]:
+        """Those of `others` that hang directly below one of `roots`."""
+        return {process for process in others if not roots.isdisjoint(self._over(process[0]))}
+
     def with_below(self, ours: set[Process], others: set[Process]) -> set[Process]:
         """`ours`, and those of `others` but this process that are below them without a gap."""
         others = {process for process in others if process[0] != os.getpid()}
-        while grown := {process for process in others - ours if self.above[process[0]] in {pid for pid, _ in ours}}:
+        while grown := self.below({pid for pid, _ in ours}, others - ours):
             ours = ours | grown
         return ours
+
+    def _over(self, pid: int) -> Iterator[int]:
+        """The parent; where that one is ending also who is above it, to whom its children go in a moment.
+
+        It is looked at now, after its environment was: else one that loses it in between would be neither ours nor ending.
+        """
+        pid = self.above[pid]
+        yield pid
+        while pid > 1 and _is_ending(pid):
+            pid = self.above.get(pid, 0)
+            yield pid
 
 
 def _carriers(now: _Table, wanted: str, since: int, ancestors: Iterable[Process], heads: Iterable[Process]) -> set[Process]:
@@ -63,7 +78,7 @@ def _carriers(now: _Table, wanted: str, since: int, ancestors: Iterable[Process]
     others = {(pid, began) for pid, began in now.alive.items()
               if began >= since and pid not in line and pid != os.getpid() and _carries(pid, wanted.encode())}
     ours = {head for head in heads if now.alive.get(head[0]) == head[1]}
-    ours |= {process for process in others if now.above[process[0]] in line | {0, 1}}
+    ours |= now.below(line | {0, 1}, others)
     return now.with_below(ours, others)
 
 
@@ -77,6 +92,14 @@ def kill(process: Process) -> None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has no memory any more, and so no environment: the kernel still takes back what it had, tenths of a
+    second for gigabytes, and only then its children get another parent."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[20]) == 0
+    return True
 
 
 def _carries(pid: int, wanted: bytes) -> bool:

@@ -9,7 +9,9 @@ import time
 import psutil
 import pytest
 
+from farm.family import carriers
 from farm.guard import MARK, guarded
+from farm.supervisor import line_of
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 DRIVER = """
@@ -67,3 +69,34 @@ def test_a_copy_of_the_mark_is_left_alone(bystander):
         child, pid = subprocess.Popen(SLEEP), bystander({MARK: os.environ[MARK]})
     assert child.wait(timeout=5) == -signal.SIGKILL
     assert psutil.Process(pid).environ()[MARK]
+
+
+LARGE = """
+import subprocess, sys, time
+held = bytearray(2**30)
+held[::4096] = b"1" * (2**30 // 4096)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_who_hangs_below_one_that_is_ending_is_seen_all_the_while():
+    """The kernel needs a while for a gigabyte; until then that one has no environment, and keeps its children."""
+    line = line_of(os.getpid())
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {LARGE!r}])"
+    between = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, MARK: "ending"})
+    child = int(between.stdout.readline())
+    large = psutil.Process(child).ppid()
+    between.wait(timeout=20)
+    os.kill(large, signal.SIGKILL)
+    try:
+        looks = []
+        while psutil.pid_exists(large) and psutil.Process(child).ppid() == large:
+            looks.append(child in [pid for pid, _ in carriers(MARK, "ending", since=line[0][1], ancestors=line)])
+        print(f"{len(looks)} looks at one that was ending")
+        assert all(looks)
+        assert child in [pid for pid, _ in carriers(MARK, "ending", since=line[0][1], ancestors=line)]
+    finally:
+        os.kill(child, signal.SIGKILL)
