@@ -117,7 +117,7 @@ class Counts:
 
 # --- one boot ---------------------------------------------------------------------------------
 
-INFLATED = 1.5  # the first answer's TTFT over the evictors' median, who are as long and as cold
+INFLATED = 1.5  # the first answer's TTFT over the evictors' median, who are as long and as cold: a second reference then
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,18 @@ class Evidence:
         """TTFT of the second request over the first's; infinite where the first took no time."""
         return self.again.ttft_s / self.cold.ttft_s if self.cold.ttft_s > 0 else math.inf
 
+    @property
+    def inflated(self) -> float | None:
+        """The first request's TTFT over the evictors', where it held more than its prefill; else None."""
+        if self.evictor_ttft_s and self.cold.ttft_s > INFLATED * self.evictor_ttft_s:
+            return self.cold.ttft_s / self.evictor_ttft_s
+        return None
+
+    @property
+    def ratio_to_evictors(self) -> float:
+        """TTFT of the second request over the evictors'; infinite without any."""
+        return self.again.ttft_s / self.evictor_ttft_s if self.evictor_ttft_s else math.inf
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -162,11 +174,11 @@ class Finding:
 
 def judge_boot(seen: Evidence, ratio: float) -> Finding:
     """The first rule that is broken, else what the counters say.  `ratio`: a served prompt's TTFT is below it."""
-    return _broken(seen) or _said(seen, ratio)
+    return _broken(seen, ratio) or _said(seen, ratio)
 
 
-def _broken(seen: Evidence) -> Finding | None:
-    cold, evictors, again = seen.cold, seen.evictor_ttft_s, seen.during_again
+def _broken(seen: Evidence, ratio: float) -> Finding | None:
+    cold, again = seen.cold, seen.during_again
     if cold.cached_tokens is None:
         return Finding(Reason.PROMPT_CACHED,
                        "the server does not report cached tokens; serve with --enable-prompt-tokens-details")
@@ -189,10 +201,12 @@ def _broken(seen: Evidence) -> Finding | None:
         return Finding(Reason.COLD_JIT,
                        f"{cold.jit_lines} kernels were compiled during the first request, whose TTFT of {cold.ttft_s:.3f} s "
                        "is no reference; warm up longer")
-    if evictors and cold.ttft_s > INFLATED * evictors:
+    if seen.inflated and (seen.ratio < ratio) != (seen.ratio_to_evictors < ratio):
         return Finding(Reason.COLD_JIT,
-                       f"the first request's TTFT of {cold.ttft_s:.3f} s is {cold.ttft_s / evictors:.1f} times the evictors', "
-                       f"{evictors:.3f} s, who are as long and as cold: it held more than its prefill; warm up longer")
+                       f"the first request's TTFT of {cold.ttft_s:.3f} s is {seen.inflated:.1f} times the evictors', "
+                       f"{seen.evictor_ttft_s:.3f} s, who are as long and as cold: it held more than its prefill, and the "
+                       f"second request's is {seen.ratio:.2f} of the one and {seen.ratio_to_evictors:.2f} of the other, either "
+                       f"side of {ratio:g}; warm up longer")
     return None
 
 
@@ -200,6 +214,9 @@ def _said(seen: Evidence, ratio: float) -> Finding:
     again, fast = seen.during_again, seen.ratio < ratio
     figures = (f"TTFT {seen.cold.ttft_s:.3f} → {seen.again.ttft_s:.3f} s, ratio {seen.ratio:.2f}, {again.loaded:,.0f} B "
                f"loaded, {again.external_hits:,.0f} tokens hit, {seen.stored:,.0f} B stored")
+    if seen.inflated:
+        figures += (f"; the first TTFT is {seen.inflated:.1f} times the evictors', of which the second is "
+                    f"{seen.ratio_to_evictors:.2f}: the same finding")
     if again.loaded and again.external_hits:
         if fast:
             return Finding(Reason.SERVED, figures)

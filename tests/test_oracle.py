@@ -152,6 +152,10 @@ def test_a_counter_that_went_back_is_no_evidence():
 SERVED = Evidence(prompt_tokens=20_000, cold=Timed(0.852, 0), again=Timed(0.102, 19_552), evictor_ttft_s=0.7,
                   stored_cold=367_460_352, stored=1_837_301_760, during_again=Counts(0, 250_429_440, 19_552, 0),
                   tier_bytes=TIER)
+# On an H200 (tests/data/runs/h200-gpu-whole, patched boot 0): no kernel compiled, a prefill of 0.3 s that took 0.16 s longer.
+HICCUP = Evidence(prompt_tokens=18_928, cold=Timed(0.4784868850001658, 0), again=Timed(0.06301460700001371, 18_304),
+                  evictor_ttft_s=0.31831114600004184, stored_cold=341_950_464, stored=1_709_752_320,
+                  during_again=Counts(0, 235_094_016, 18_304, 0), tier_bytes=TIER)
 UNSERVED = replace(SERVED, again=Timed(0.68, 0), during_again=Counts(0, 0, 0, 0))
 
 
@@ -172,7 +176,11 @@ UNSERVED = replace(SERVED, again=Timed(0.68, 0), during_again=Counts(0, 0, 0, 0)
         (replace(UNSERVED, again=Timed(0.6, 832), during_again=Counts(0, 0, 0, 832)), Reason.NOT_EVICTED, "832 tokens"),
         (replace(SERVED, cold=Timed(14.0, 0, jit_lines=3)), Reason.COLD_JIT, "3 kernels were compiled during the first"),
         (replace(UNSERVED, cold=Timed(0.852, 0, jit_lines=1)), Reason.COLD_JIT, "1 kernels"),
-        (replace(SERVED, cold=Timed(14.0, 0)), Reason.COLD_JIT, "20.0 times the evictors'"),
+        (replace(SERVED, cold=Timed(14.0, 0)), Reason.SERVED, "20.0 times the evictors', of which the second is 0.15"),
+        (replace(SERVED, cold=Timed(14.0, 0), again=Timed(0.6, 19_552)), Reason.COLD_JIT,
+         "0.04 of the one and 0.86 of the other"),
+        (replace(HICCUP, again=Timed(0.31, 0), during_again=Counts(0, 0, 0, 0)), Reason.NOT_SERVED, "0.97: the same finding"),
+        (HICCUP, Reason.SERVED, "1.5 times the evictors', of which the second is 0.20"),
         (replace(UNSERVED, cold=Timed(14.0, 0)), Reason.COLD_JIT, "20.0 times the evictors'"),
         (replace(SERVED, again=Timed(0.6, 19_552, jit_lines=2)), Reason.COLD_JIT, "2 kernels were compiled while"),
         (replace(SERVED, again=Timed(0.2, 19_552, jit_lines=2)), Reason.SERVED, "ratio 0.23"),
@@ -187,7 +195,8 @@ UNSERVED = replace(SERVED, again=Timed(0.68, 0), during_again=Counts(0, 0, 0, 0)
     ],
     ids=["served", "not-served", "not-served-no-evictor", "cached", "cached-unknown", "no-store", "overflow", "nearly-full",
          "on-the-gpu", "partly-on-the-gpu", "on-the-gpu-and-slow", "jit-served", "jit-not-served", "inflated-served",
-         "inflated-not-served", "jit-while-served", "jit-while-served-yet-fast", "served-slowly", "served-at-the-ratio",
+         "inflated-served-slowly", "hiccup-not-served", "hiccup-served", "inflated-not-served", "jit-while-served",
+         "jit-while-served-yet-fast", "served-slowly", "served-at-the-ratio",
          "hits-without-loads", "loads-without-hits", "fast-without-cause", "cached-without-cause", "cached-again-unknown",
          "cold-took-no-time"],
 )
